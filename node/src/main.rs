@@ -1,0 +1,2 @@
+//! skein
+fn main() {}
