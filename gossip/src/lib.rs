@@ -1,1 +1,6 @@
-//! gossip
+//! What peers tell each other and how they decide: pure state machines and plain slices.
+//!
+//! Modules in reading order, lowest first; a module imports only from those above it.
+
+pub mod ids;
+pub mod time;
