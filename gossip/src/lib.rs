@@ -4,3 +4,9 @@
 
 pub mod ids;
 pub mod time;
+pub mod view;
+pub mod transfer;
+pub mod message;
+pub mod membership;
+pub mod ending;
+pub mod agreement;
