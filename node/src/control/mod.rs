@@ -1,0 +1,24 @@
+//! The control socket: how the command line of this machine talks to the `skein up` running on it.
+//!
+//! ```text
+//! skein status ─ client ─ {"v":1,"command":"status"}\n ─▶ server ─ (Request, Reply) ─▶ driver
+//!                       ◀─ {"v":1,"kind":"status",…}\n ─        ◀─ Response ─────────
+//! ```
+//!
+//! One request per connection, one JSON object per line; `watch` answers with many lines, all others with one. The
+//! socket is `control.sock` in the home folder, mode 0600: whoever may open it may do everything.
+
+pub mod status;
+pub mod protocol;
+pub mod lines;
+pub mod socket;
+pub mod server;
+pub mod client;
+
+pub use client::{Client, ClientError};
+pub use protocol::{ErrorCode, Failure, Request, RequestError, Response};
+pub use server::{Incoming, Reply, Server};
+pub use status::{Best, Contribution, Hex, JobStatus, PeerStatus, Phase, Status};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! Refuses values that no job can have, each with its key and what to write instead. What a model, an optimiser or a
+//! source of data can be is checked by the model crate; here its verdict gets its line.
+
+use skein_model::config::ConfigError;
+
+use super::document::Document;
+use super::error::JobError;
+use super::file::JobFile;
+
+/// Longest label.
+const MAX_NAME_CHARS: usize = 64;
+
+/// Checks the whole job; the first fault in the order below is reported.
+pub(super) fn job(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
+    let refuse = |path: &str, value: &dyn std::fmt::Display, fix: &str| {
+        Err(document.fault(path, format!("is {value}"), fix))
+    };
+    if !is_label(&job.name) {
+        let fix =
+            "write 1 to 64 letters, digits, `-`, `_` or `.`, beginning with a letter or digit";
+        return Err(document.fault("name", "is not a label", fix));
+    }
+    if i64::try_from(job.seed).is_err() {
+        return refuse(
+            "seed",
+            &job.seed,
+            "write a whole number from 0 to 9223372036854775807",
+        );
+    }
+    let verdict = |checked: Result<(), ConfigError>, section: &str| {
+        checked.map_err(|error| {
+            let path = format!("{section}{}", error.key);
+            // The model crate shows values as Rust does; a user wrote no `Some`.
+            let given = error
+                .given
+                .strip_prefix("Some(")
+                .and_then(|given| given.strip_suffix(')'))
+                .unwrap_or(&error.given);
+            let problem = if given == "\"missing\"" {
+                "is missing".into()
+            } else {
+                format!("cannot be {given}")
+            };
+            document.fault(&path, problem, error.fix)
+        })
+    };
+    verdict(job.model.validate(), "")?;
+    verdict(job.data.validate(), "")?;
+    if !(1..=65_536).contains(&job.train.batch) {
+        return refuse(
+            "train.batch",
+            &job.train.batch,
+            "write the samples per peer and step, 1 to 65536, such as 32",
+        );
+    }
+    verdict(job.train.optimiser.validate(), "train.")?;
+    stop(job, document)?;
+    if !(1..=1024).contains(&job.start.peers) {
+        return refuse(
+            "start.peers",
+            &job.start.peers,
+            "write how many peers must be ready, 1 to 1024",
+        );
+    }
+    if !(job.exchange.fraction > 0.0 && job.exchange.fraction <= 1.0) {
+        let fix = "write a share above 0 and at most 1: 0.01 sends the largest 1 %, 1.0 sends all";
+        return refuse("exchange.fraction", &job.exchange.fraction, fix);
+    }
+    if !(1..=19).contains(&job.exchange.level) {
+        return refuse(
+            "exchange.level",
+            &job.exchange.level,
+            "write a zstd level, 1 (fast) to 19",
+        );
+    }
+    if job.evaluate.every == 0 {
+        return refuse(
+            "evaluate.every",
+            &0,
+            "write the steps between two evaluations, such as 50",
+        );
+    }
+    if job.evaluate.samples == 0 {
+        return refuse(
+            "evaluate.samples",
+            &0,
+            "write the validation rows per evaluation, such as 2000",
+        );
+    }
+    Ok(())
+}
+
+/// `[stop]` must hold at least one condition, and each must be one that can come true.
+fn stop(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
+    let stop = &job.stop;
+    if let Some(accuracy) = stop.accuracy
+        && !(accuracy > 0.0 && accuracy <= 1.0)
+    {
+        let fix = if accuracy > 1.0 && accuracy <= 100.0 {
+            format!(
+                "accuracy is a share, not percent: write {}",
+                accuracy / 100.0
+            )
+        } else {
+            "write a share above 0 and at most 1, such as 0.97".into()
+        };
+        return Err(document.fault("stop.accuracy", format!("is {accuracy}"), fix));
+    }
+    for (path, value) in [
+        ("stop.loss", stop.loss),
+        ("stop.epochs", stop.epochs),
+        ("stop.seconds", stop.seconds),
+    ] {
+        if let Some(value) = value
+            && !(value > 0.0 && value <= MAX_STOP)
+        {
+            return Err(document.fault(
+                path,
+                format!("is {value}"),
+                "write a number above 0 and at most 1000000000",
+            ));
+        }
+    }
+    if stop.steps == Some(0) {
+        return Err(document.fault("stop.steps", "is 0", "write 1 or more, such as 5000"));
+    }
+    let endless = [stop.accuracy, stop.loss, stop.epochs, stop.seconds]
+        .iter()
+        .all(Option::is_none);
+    if endless && stop.steps.is_none() {
+        let fix = "add a section [stop] with accuracy, loss, steps, epochs or seconds, such as accuracy = 0.97";
+        return Err(document.fault(
+            "stop",
+            "holds no condition, so the job would never end",
+            fix,
+        ));
+    }
+    Ok(())
+}
+
+/// Thirty years of seconds; beyond it the number is a slip of the pen and durations would overflow.
+const MAX_STOP: f64 = 1e9;
+
+fn is_label(name: &str) -> bool {
+    name.len() <= MAX_NAME_CHARS
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+}

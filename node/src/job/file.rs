@@ -1,0 +1,229 @@
+//! The job file: everything that decides one training run, written as TOML by a user.
+//!
+//! Each key's meaning, range, default and the reason for the default stand at its field below; `examples/jobs/` has
+//! whole files. The text itself travels (signed) between peers, and every peer reads it with [`JobFile::parse`], so the
+//! bounds here are also what protects a peer from a job of a stranger.
+
+use serde::{Deserialize, Serialize};
+use skein_model::config::{DataConfig, ModelConfig, OptimiserConfig};
+
+use super::document::Document;
+use super::error::JobError;
+use super::{check, every};
+
+/// Longest job file. Real ones have some 600 bytes; the bound keeps parsing cheap for whatever arrives.
+pub const MAX_JOB_BYTES: usize = 64 * 1024;
+
+/// The top-level keys, for errors that name the nearest.
+const KEYS: [&str; 10] = [
+    "name",
+    "seed",
+    "model",
+    "data",
+    "train",
+    "stop",
+    "start",
+    "exchange",
+    "evaluate",
+    "checkpoint",
+];
+
+/// A complete, checked job.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct JobFile {
+    /// A label for people: 1 to 64 letters, digits, `-`, `_` or `.`. Default `job`.
+    pub name: String,
+    /// Seed of the initial weights, of the split of the data and of every shuffle; 0 to 2^63 - 1. Default 1: with one
+    /// seed the same peers start from the same weights every time.
+    pub seed: u64,
+    /// What is trained. Required: there is no model that fits all data.
+    pub model: ModelConfig,
+    /// On what. Default: the UCI digits in the binary, which every peer has.
+    pub data: DataConfig,
+    /// How a step is made.
+    pub train: Train,
+    /// When it ends. Required, at least one condition.
+    pub stop: Stop,
+    /// When it begins.
+    pub start: Start,
+    /// What neighbours send each other.
+    pub exchange: Exchange,
+    /// How progress is judged.
+    pub evaluate: Evaluate,
+    /// What is kept on disk.
+    pub checkpoint: Checkpoint,
+}
+
+/// `[train]`: how a step is made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Train {
+    /// Samples per peer and step, 1 to 65536. Default 32: small enough that a step of the slowest device takes well
+    /// under a second. Memory for activations grows with it.
+    pub batch: u32,
+    /// The update rule. Its `lr` belongs to the global batch (all samples behind one step), so it need not change when
+    /// peers come and go. Default SGD, lr 0.05, momentum 0.9: trains each built-in model.
+    pub optimiser: OptimiserConfig,
+}
+
+/// `[stop]`: the first condition that holds ends the job. All are absent by default; one must be there.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stop {
+    /// Validation accuracy reached, above 0 and at most 1.
+    pub accuracy: Option<f64>,
+    /// Validation loss reached or undercut, above 0.
+    pub loss: Option<f64>,
+    /// Steps made, 1 or more.
+    pub steps: Option<u64>,
+    /// Passes over the data, above 0; counted by the samples of all peers together.
+    pub epochs: Option<f64>,
+    /// Seconds since step 0 on the peer that notices, above 0.
+    pub seconds: Option<f64>,
+}
+
+/// `[start]`: when the job begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Start {
+    /// Peers that must be ready before step 0, 1 to 1024. Default 1: begin at once, others join while it runs.
+    pub peers: u32,
+}
+
+/// `[exchange]`: what neighbours send each other.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Exchange {
+    /// Whether peers wait for each other. Default `async`: a slow peer slows nobody.
+    pub mode: ExchangeMode,
+    /// Share of a gradient's values that one packet carries, above 0 to 1 (1 sends all). Default 0.01: the largest
+    /// 1 % carry most of the change, and what is left out is kept and sent later.
+    pub fraction: f64,
+    /// Number format of sent values. Default `f16`: half the bytes, and error feedback carries the rounding.
+    pub values: ValueFormat,
+    /// zstd level of packets, 1 to 19. Default 1: higher levels cost more time than a LAN saves.
+    pub level: i32,
+}
+
+/// Whether peers wait for each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExchangeMode {
+    /// Nobody waits; gradients of others are applied as they arrive.
+    Async,
+    /// Every step waits for the gradients of all peers of the view.
+    Sync,
+}
+
+/// Number format of sent gradient values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ValueFormat {
+    /// IEEE half precision, 2 bytes.
+    F16,
+    /// IEEE single precision, 4 bytes.
+    F32,
+}
+
+/// `[evaluate]`: how progress is judged while the job runs. The whole validation set decides at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Evaluate {
+    /// Steps between two looks at the validation set, 1 or more. Default 50: a look costs about as much as a few steps.
+    pub every: u64,
+    /// Validation rows per look, 1 or more; fewer are taken where the set is smaller. Default 2000: the accuracy is
+    /// then known to about one percent.
+    pub samples: u32,
+}
+
+/// `[checkpoint]`: what is kept on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Checkpoint {
+    /// Time or steps between two checkpoints. Default `"30s"`: what a power cut may cost.
+    pub every: Every,
+    /// Checkpoints kept per job, 1 to 1000. Default 3: two more in case the newest is damaged.
+    pub keep: u32,
+}
+
+pub use super::every::Every;
+
+impl JobFile {
+    /// Reads and checks a job file.
+    ///
+    /// # Errors
+    /// The first fault, with key, line and fix; a text beyond [`MAX_JOB_BYTES`] is not read at all.
+    pub fn parse(text: &str) -> Result<Self, JobError> {
+        if text.len() > MAX_JOB_BYTES {
+            return Err(JobError::TooLong {
+                bytes: text.len(),
+                max_bytes: MAX_JOB_BYTES,
+            });
+        }
+        let document = Document::parse(text)?;
+        document.only_these_keys(&KEYS)?;
+        let job = Self {
+            name: document.read("name")?.unwrap_or_else(|| "job".into()),
+            seed: document.read("seed")?.unwrap_or(1),
+            model: document.read("model")?.ok_or_else(|| {
+                document.fault(
+                    "model",
+                    "is missing",
+                    "add a section [model] with a kind, such as kind = \"cnn\"",
+                )
+            })?,
+            data: document.read("data")?.unwrap_or_default(),
+            train: document.read("train")?.unwrap_or_default(),
+            stop: document.read("stop")?.unwrap_or_default(),
+            start: document.read("start")?.unwrap_or_default(),
+            exchange: document.read("exchange")?.unwrap_or_default(),
+            evaluate: document.read("evaluate")?.unwrap_or_default(),
+            checkpoint: every::checkpoint(&document)?,
+        };
+        check::job(&job, &document)?;
+        Ok(job)
+    }
+}
+
+impl Default for Train {
+    fn default() -> Self {
+        Self {
+            batch: 32,
+            optimiser: OptimiserConfig::default(),
+        }
+    }
+}
+
+impl Default for Start {
+    fn default() -> Self {
+        Self { peers: 1 }
+    }
+}
+
+impl Default for Exchange {
+    fn default() -> Self {
+        Self {
+            mode: ExchangeMode::Async,
+            fraction: 0.01,
+            values: ValueFormat::F16,
+            level: 1,
+        }
+    }
+}
+
+impl Default for Evaluate {
+    fn default() -> Self {
+        Self {
+            every: 50,
+            samples: 2000,
+        }
+    }
+}
+
+impl Default for Checkpoint {
+    fn default() -> Self {
+        Self {
+            every: Every::Time(std::time::Duration::from_secs(30)),
+            keep: 3,
+        }
+    }
+}

@@ -1,0 +1,469 @@
+//! Job files good and bad: what defaults to what, and where each mistake is shown.
+
+use std::path::Path;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::file::{Every, ExchangeMode, MAX_JOB_BYTES, ValueFormat};
+use super::*;
+
+const SMALLEST: &str = "[model]\nkind = 'cnn'\n[stop]\nsteps = 5\n";
+
+#[test]
+fn the_smallest_job_gets_the_documented_defaults() {
+    let job = JobFile::parse(SMALLEST).unwrap();
+    assert_eq!(
+        (
+            job.name.as_str(),
+            job.seed,
+            job.train.batch,
+            job.start.peers
+        ),
+        ("job", 1, 32, 1)
+    );
+    assert_eq!(job.exchange.mode, ExchangeMode::Async);
+    assert_eq!(job.exchange.values, ValueFormat::F16);
+    assert_eq!((job.exchange.fraction, job.exchange.level), (0.01, 1));
+    assert_eq!((job.evaluate.every, job.evaluate.samples), (50, 2000));
+    assert_eq!(
+        (job.checkpoint.every, job.checkpoint.keep),
+        (Every::Time(Duration::from_secs(30)), 3)
+    );
+    assert_eq!((job.stop.steps, job.stop.accuracy), (Some(5), None));
+}
+
+#[test]
+fn every_key_can_be_set_and_shown_as_json() {
+    let job = JobFile::parse(
+        "name = 'fashion'\nseed = 7\n\
+         [model]\nkind = 'mlp'\nhidden = [32]\n\
+         [data]\nsource = 'fashion-mnist'\nsplit = { kind = 'dirichlet', alpha = 0.5, shards = 4 }\n\
+         [train]\nbatch = 64\noptimiser = { kind = 'adamw', lr = 1e-3 }\n\
+         [stop]\naccuracy = 0.9\nloss = 0.1\nsteps = 10\nepochs = 2\nseconds = 60\n\
+         [start]\npeers = 2\n\
+         [exchange]\nmode = 'sync'\nfraction = 1\nvalues = 'f32'\nlevel = 3\n\
+         [evaluate]\nevery = 10\nsamples = 100\n\
+         [checkpoint]\nsteps = 500\nkeep = 5\n",
+    )
+    .unwrap();
+    assert_eq!(
+        (job.train.batch, job.stop.epochs, job.stop.seconds),
+        (64, Some(2.0), Some(60.0))
+    );
+    assert_eq!(
+        (
+            job.exchange.mode,
+            job.exchange.fraction,
+            job.exchange.values
+        ),
+        (ExchangeMode::Sync, 1.0, ValueFormat::F32)
+    );
+    assert_eq!(
+        (job.checkpoint.every, job.checkpoint.keep),
+        (Every::Steps(500), 5)
+    );
+    let json = serde_json::to_value(&job).unwrap();
+    assert_eq!(json["train"]["optimiser"]["kind"], "adamw");
+    assert_eq!(json["checkpoint"]["every"]["steps"], 500);
+}
+
+/// Parses `text` with the bad line marked by `<<`, and checks key, line and words of the message.
+#[track_caller]
+fn check(text: &str, key: &str, words: &str) {
+    let line = text
+        .lines()
+        .position(|line| line.contains("<<"))
+        .map_or(1, |index| index + 1);
+    let text = text.replace("<<", "");
+    let error = JobFile::parse(&text).expect_err(&text);
+    let fault = error.fault().expect("a fault with a place");
+    assert_eq!(
+        (fault.key.as_str(), fault.line),
+        (key, line),
+        "{text}\n{error}"
+    );
+    assert!(error.to_string().contains(words), "{words:?} in\n{error}");
+    assert!(!fault.fix.is_empty() && !fault.problem.is_empty());
+}
+
+/// The smallest job with one more line, which is bad.
+#[track_caller]
+fn check_line(section: &str, line: &str, key: &str, words: &str) {
+    let section = if section.is_empty() {
+        String::new()
+    } else {
+        format!("[{section}]\n")
+    };
+    match &*section {
+        "[model]\n" => check(
+            &format!("[stop]\nsteps = 5\n[model]\nkind = 'mlp'\n{line}<<\n"),
+            key,
+            words,
+        ),
+        "[stop]\n" => check(
+            &format!("[model]\nkind = 'cnn'\n[stop]\n{line}<<\n"),
+            key,
+            words,
+        ),
+        _ => check(&format!("{section}{line}<<\n{SMALLEST}"), key, words),
+    }
+}
+
+#[test]
+fn unknown_keys_are_named_with_the_nearest_known() {
+    check_line("", "sed = 1", "sed", "did you mean `seed`");
+    check_line(
+        "",
+        "optimiser = 1",
+        "optimiser",
+        "use one of name, seed, model",
+    );
+    check(
+        &format!("{SMALLEST}[trian]<<\nbatch = 1\n"),
+        "trian",
+        "did you mean `train`",
+    );
+    check_line("train", "bacth = 32", "train.bacth", "did you mean `batch`");
+    check_line(
+        "train",
+        "optimiser = { kind = 'sgd', lr = 0.1, momentun = 0.9 }",
+        "train.optimiser.momentun",
+        "did you mean `momentum`",
+    );
+    check_line(
+        "train.optimiser",
+        "kind = 'sgd'\nlr = 0.1\nbeta = 0.9",
+        "train.optimiser.beta",
+        "unknown key",
+    );
+    check_line(
+        "data",
+        "sorce = 'digits'",
+        "data.sorce",
+        "did you mean `source`",
+    );
+    check_line(
+        "data",
+        "split = { kind = 'iid', shards = 2, alpha = 1.0 }",
+        "data.split.alpha",
+        "unknown key",
+    );
+    check_line(
+        "model",
+        "hiden = [3]",
+        "model.hiden",
+        "did you mean `hidden`",
+    );
+    check_line(
+        "stop",
+        "accurracy = 0.9",
+        "stop.accurracy",
+        "did you mean `accuracy`",
+    );
+    check_line(
+        "exchange",
+        "ratio = 0.1",
+        "exchange.ratio",
+        "use one of mode, fraction",
+    );
+    check_line(
+        "checkpoint",
+        "evry = '3s'",
+        "checkpoint.evry",
+        "did you mean `every`",
+    );
+}
+
+#[test]
+fn impossible_values_are_named_with_what_to_write() {
+    check_line("", "name = ''", "name", "64 letters");
+    check_line("", "name = '../x'", "name", "64 letters");
+    check_line("", "name = 3", "name", "double quotes");
+    check_line("", "seed = -1", "seed", "whole number, 0 or more");
+    check_line("", "seed = 1.5", "seed", "whole number");
+    check_line("train", "batch = 0", "train.batch", "1 to 65536");
+    check_line("train", "batch = 100000", "train.batch", "1 to 65536");
+    check_line(
+        "train",
+        "batch = -4",
+        "train.batch",
+        "whole number, 0 or more",
+    );
+    check_line(
+        "train",
+        "batch = 'many'",
+        "train.batch",
+        "whole number, 0 or more",
+    );
+    check_line("train", "batch = nan", "train.batch", "whole number");
+    check_line(
+        "train",
+        "optimiser = 'sgd'",
+        "train.optimiser",
+        "write it as a table",
+    );
+    check_line(
+        "train",
+        "optimiser = { kind = 'sgd', lr = nan }",
+        "train.optimiser.lr",
+        "above 0",
+    );
+    check_line(
+        "train",
+        "optimiser = { kind = 'sgd', lr = -0.1 }",
+        "train.optimiser.lr",
+        "above 0",
+    );
+    check_line(
+        "train",
+        "optimiser = { kind = 'sgd', lr = 'high' }",
+        "train.optimiser.lr",
+        "such as 0.5",
+    );
+    check_line(
+        "train",
+        "optimiser = { kind = 'sgd', lr = 0.1, momentum = 1 }",
+        "train.optimiser.momentum",
+        "below 1",
+    );
+    check_line(
+        "train",
+        "optimiser = { kind = 'sgdd', lr = 0.1 }",
+        "train.optimiser.kind",
+        "did you mean `sgd`",
+    );
+    check_line(
+        "train",
+        "optimiser = { kind = 'sgd' }",
+        "train.optimiser.lr",
+        "is missing",
+    );
+    check_line(
+        "train",
+        "optimiser = { lr = 0.1 }",
+        "train.optimiser.kind",
+        "is missing",
+    );
+    check_line("model", "hidden = [0]", "model.hidden", "widths");
+    check_line("model", "hidden = 'deep'", "model.hidden", "sequence");
+    check_line(
+        "data",
+        "source = 'digit'",
+        "data.source",
+        "did you mean `digits`",
+    );
+    check(
+        &format!("[data]<<\nsource = 'npy'\n{SMALLEST}"),
+        "data.path",
+        "give the path",
+    );
+    check_line(
+        "data",
+        "split = { kind = 'dirichlet', shards = 4 }",
+        "data.split.alpha",
+        "is missing",
+    );
+    check_line(
+        "data",
+        "split = { kind = 'dirichlet', alpha = -1.0, shards = 4 }",
+        "data.split.alpha",
+        "between 0.001",
+    );
+    check_line(
+        "data",
+        "split = { kind = 'iid', shards = 0 }",
+        "data.split.shards",
+        "between 1 and",
+    );
+    check_line("stop", "accuracy = 97", "stop.accuracy", "write 0.97");
+    check_line(
+        "stop",
+        "accuracy = nan",
+        "stop.accuracy",
+        "above 0 and at most 1",
+    );
+    check_line("stop", "loss = -1", "stop.loss", "above 0");
+    check_line("stop", "loss = inf", "stop.loss", "above 0");
+    check_line("stop", "steps = 0", "stop.steps", "1 or more");
+    check_line("stop", "seconds = 0", "stop.seconds", "above 0");
+    check_line("stop", "epochs = 'two'", "stop.epochs", "such as 0.5");
+    check_line("start", "peers = 0", "start.peers", "1 to 1024");
+    check_line(
+        "exchange",
+        "fraction = 0",
+        "exchange.fraction",
+        "above 0 and at most 1",
+    );
+    check_line(
+        "exchange",
+        "fraction = 1.01",
+        "exchange.fraction",
+        "above 0 and at most 1",
+    );
+    check_line(
+        "exchange",
+        "mode = 'asnyc'",
+        "exchange.mode",
+        "did you mean `async`",
+    );
+    check_line(
+        "exchange",
+        "values = 'f64'",
+        "exchange.values",
+        "is not a choice",
+    );
+    check_line("exchange", "level = 30", "exchange.level", "1 (fast) to 19");
+    check_line("evaluate", "every = 0", "evaluate.every", "such as 50");
+    check_line(
+        "evaluate",
+        "samples = 0",
+        "evaluate.samples",
+        "such as 2000",
+    );
+    check_line(
+        "checkpoint",
+        "every = 'often'",
+        "checkpoint.every",
+        "\"30s\"",
+    );
+    check_line(
+        "checkpoint",
+        "every = 30",
+        "checkpoint.every",
+        "double quotes",
+    );
+    check_line("checkpoint", "every = '0s'", "checkpoint.every", "\"1s\"");
+    check_line(
+        "checkpoint",
+        "every = '30s'\nsteps = 5",
+        "checkpoint.steps",
+        "either",
+    );
+    check_line("checkpoint", "steps = 0", "checkpoint.steps", "1 or more");
+    check_line("checkpoint", "keep = 0", "checkpoint.keep", "1 to 1000");
+}
+
+#[test]
+fn what_is_missing_or_no_toml_is_named_too() {
+    check("[stop]\nsteps = 5\n", "model", "add a section [model]");
+    check("[model]<<\n[stop]\nsteps = 5", "model.kind", "is missing");
+    check(
+        "[model]\nkind = 'transformer'<<\n[stop]\nsteps = 5",
+        "model.kind",
+        "use one of",
+    );
+    check("[model]\nkind = 'cnn'\n", "stop", "never end");
+    check("[model]\nkind = 'cnn'\n[stop]<<\n", "stop", "never end");
+    check("model = 'cnn'<<\n[stop]\nsteps = 5", "model", "table");
+    check(
+        "train = 3<<\n[model]\nkind = 'cnn'\n[stop]\nsteps = 5",
+        "train",
+        "table",
+    );
+    check("[model]\nkind = cnn<<\n", "kind", "not TOML");
+    check("seed = 1\nseed = 2<<\n", "seed", "duplicate key");
+    check("seed =<<\n", "seed", "not TOML");
+    check("[model\u{0}]<<\n", "", "not TOML");
+}
+
+#[test]
+fn a_text_beyond_the_bound_is_not_read() {
+    let text = format!("{SMALLEST}#{}", "x".repeat(MAX_JOB_BYTES));
+    assert!(matches!(
+        JobFile::parse(&text),
+        Err(JobError::TooLong { .. })
+    ));
+}
+
+#[test]
+fn every_example_is_a_job() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/jobs");
+    let mut names = vec![];
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        JobFile::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        names.push(path.file_name().unwrap().to_string_lossy().into_owned());
+    }
+    names.sort();
+    assert_eq!(
+        names,
+        [
+            "digits.toml",
+            "fashion-mnist.toml",
+            "mlp-private.toml",
+            "sync-dense.toml"
+        ]
+    );
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_text_is_a_job_or_an_error(text in any::<String>()) {
+        if let Err(error) = JobFile::parse(&text) {
+            prop_assert!(!error.to_string().is_empty());
+        }
+    }
+
+    #[test]
+    fn arbitrary_toml_is_a_job_or_an_error_in_its_own_lines(
+        lines in proptest::collection::vec((0..KEYS.len(), 0..VALUES.len()), 0..12)
+    ) {
+        let text: String = lines.iter().map(|&(key, value)| match KEYS[key].strip_prefix('[') {
+            Some(_) => format!("{}\n", KEYS[key]),
+            None => format!("{} = {}\n", KEYS[key], VALUES[value]),
+        }).collect();
+        if let Err(JobError::Fault(fault)) = JobFile::parse(&text) {
+            prop_assert!(fault.line <= lines.len() + 1, "{}", fault);
+        }
+    }
+
+    #[test]
+    fn a_damaged_job_is_a_job_or_an_error(at in any::<prop::sample::Index>(), c in any::<char>()) {
+        let mut text: Vec<char> = SMALLEST.chars().collect();
+        let at = at.index(text.len());
+        text[at] = c;
+        let _ = JobFile::parse(&text.iter().collect::<String>());
+    }
+}
+
+const KEYS: [&str; 22] = [
+    "[model]",
+    "[data]",
+    "[data.split]",
+    "[train]",
+    "[train.optimiser]",
+    "[stop]",
+    "[exchange]",
+    "[checkpoint]",
+    "[[model]]",
+    "kind",
+    "alpha",
+    "shards",
+    "split",
+    "batch",
+    "optimiser",
+    "lr",
+    "accuracy",
+    "every",
+    "model.kind",
+    "steps",
+    "fraction",
+    "\"a.b\"",
+];
+
+const VALUES: [&str; 12] = [
+    "0",
+    "-1",
+    "1e308",
+    "nan",
+    "-inf",
+    "'cnn'",
+    "'mlp'",
+    "true",
+    "[1, [2, {}]]",
+    "{ kind = 'sgd', lr = 0.1 }",
+    "{ kind = 'iid', shards = 2 }",
+    "1979-05-27",
+];
