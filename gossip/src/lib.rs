@@ -4,3 +4,5 @@
 
 pub mod ids;
 pub mod time;
+pub mod wire;
+pub mod gradient;
