@@ -1,2 +1,2 @@
-//! skein
+//! The binary `skein`.
 fn main() {}
