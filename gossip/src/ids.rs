@@ -48,9 +48,7 @@ macro_rules! hex_id {
             type Err = ParseIdError;
 
             fn from_str(text: &str) -> Result<Self, ParseIdError> {
-                let error = || ParseIdError {
-                    text: text.chars().take(80).collect(),
-                };
+                let error = || ParseIdError { text: text.chars().take(80).collect() };
                 if text.len() != 64 || !text.is_ascii() {
                     return Err(error());
                 }

@@ -230,13 +230,8 @@ mod tests {
             .split(|c: char| !c.is_alphanumeric())
             .filter(|w| !w.is_empty())
             .collect();
-        assert_eq!(
-            words,
-            ["a", "b", "c", "r", "b"]
-                .into_iter()
-                .filter(|w| *w != "r")
-                .collect::<Vec<_>>()
-        );
+        // The `b` of a byte string stays; the `r` of a raw one goes with it.
+        assert_eq!(words, ["a", "b", "c", "b"]);
     }
 
     #[test]
