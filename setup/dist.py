@@ -137,11 +137,22 @@ def check(folder: Path) -> None:
         copy = Path(shutil.copytree(folder, Path(elsewhere) / "copied folder"))
         version_of(copy / "skein")
         if platform.system() == "Linux":
-            inside = [path for path in libraries_of(copy / "skein").values() if path and copy in path.parents]
-            names = {path.name for path in inside}
-            shipped = {path.name for path in (copy / "lib").iterdir()}
-            if names != shipped:
-                raise DistError(f"the copied skein loads {sorted(names)} from its folder, which holds {sorted(shipped)}")
+            check_libraries(libraries_of(copy / "skein"), copy / "lib")
+
+
+def check_libraries(libraries: dict, lib: Path) -> None:
+    """Refuses a library that comes from the libtorch of this machine, or that is shipped and not used."""
+    lost = [name for name, path in libraries.items() if path is None or (path.parent != lib and is_of_libtorch(name))]
+    if lost:
+        raise DistError(f"the copied skein does not find {', '.join(lost)} in its own folder")
+    idle = {path.name for path in lib.iterdir()} - libraries.keys()
+    if idle:
+        raise DistError(f"the folder has {', '.join(sorted(idle))}, which skein does not load")
+
+
+def is_of_libtorch(name: str) -> bool:
+    """Whether the libtorch of this build has such a library."""
+    return (libtorch_folder() / "lib" / name).exists()
 
 
 def main() -> int:

@@ -180,6 +180,8 @@ def version_of(libtorch: Path) -> Optional[str]:
 
 def check_own_libtorch(libtorch: Path) -> None:
     """Refuses a LIBTORCH that the build would stumble over."""
+    if not libtorch.is_absolute():
+        raise SetupError(f"LIBTORCH={libtorch} is relative, and each crate is built in its own folder: give the whole path")
     wanted = ".".join(VERSION.split(".")[:2])
     found = version_of(libtorch)
     if found is None:

@@ -317,6 +317,10 @@ class OwnLibtorchTest(unittest.TestCase):
         with self.assertRaisesRegex(libtorch.SetupError, "is no libtorch folder"):
             libtorch.check_own_libtorch(self.folder)
 
+    def test_a_relative_path_is_refused(self):
+        with self.assertRaisesRegex(libtorch.SetupError, "give the whole path"):
+            libtorch.check_own_libtorch(Path("libtorch"))
+
     def test_nothing_is_fetched_when_it_fits(self):
         self.write_header(13)
         environment = {**os.environ, "LIBTORCH": str(self.folder), "SKEIN_TORCH_INDEX": str(self.folder)}
