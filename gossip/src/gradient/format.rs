@@ -10,8 +10,8 @@
 //!            gaps: per variable
 //! ```
 //!
-//! Like lies by like, so that zstd finds one distribution of bytes for long stretches, which is worth 8 % for a model of
-//! small variables. There is one way only to write a given choice of entries: dense from the point where sparse would be
+//! Like lies by like, so that zstd finds one distribution of bytes for long stretches, which saves 6 % of a packet of 1.2 M
+//! values at 10 %. There is one way only to write a given choice of entries: dense from the point where sparse would be
 //! larger, and the width of gaps follows from count and length. A reader refuses anything else, which bounds what it ever
 //! has to hold.
 

@@ -1,7 +1,7 @@
 //! The largest entries of a residual, taken out of it and written as a packet.
 //!
 //! Called by the coder thread for a link that has credit; the packet goes into a frame. Per variable (as in DLion, so that no
-//! layer starves) the largest share of entries is chosen by [`super::select`], or all of them where that is no larger. The
+//! layer starves) the largest share of entries is chosen (`select.rs`), or all of them where that is no larger. The
 //! residual is read once to choose; what the receiver will decode is subtracted at the end, when nothing can fail any more,
 //! by the receiver's own function.
 

@@ -1,6 +1,6 @@
 //! The values of a packet: f32 as they are, or f16 on a scale of their own.
 //!
-//! Half precision is coded in chunks of [`CHUNK`] values. A chunk has an exponent `e`, an i8, so that its largest magnitude
+//! Half precision is coded in chunks of 1,024 values. A chunk has an exponent `e`, an i8, so that its largest magnitude
 //! lies in `[2^14, 2^15)` when divided by `2^e`: so nothing overflows, and everything down to 2^-28 of the chunk's maximum
 //! keeps the full 11 bits. Since the scale is a power of two, scaling is exact in both directions, and what the receiver
 //! decodes differs from the original by the rounding to 11 bits alone. That makes `original - decoded` exact in f32
