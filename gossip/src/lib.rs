@@ -4,3 +4,12 @@
 
 pub mod ids;
 pub mod time;
+pub mod wire;
+pub mod gradient;
+pub mod view;
+pub mod transfer;
+pub mod message;
+pub mod membership;
+pub mod ending;
+pub mod agreement;
+pub mod exchange;

@@ -1,1 +1,11 @@
-//! node
+//! The node: what joins peers (`skein_gossip`) and training (`skein_model`) into one program.
+//!
+//! Modules in reading order, lowest first; a module imports only from those above it.
+
+pub mod nearest;
+pub mod net;
+pub mod token;
+pub mod home;
+pub mod job;
+pub mod control;
+pub mod cli;

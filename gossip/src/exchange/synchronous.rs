@@ -1,0 +1,221 @@
+//! Exchange in lockstep: the update of step t is the weighted sum of the packets of step t of all members, own one included,
+//! added in ascending peer order. The same bytes go to everybody, so all replicas stay equal to the bit.
+//!
+//! Bounds: one residual, one sum, and per member at most [`HELD`] packets. A packet lost with a connection is sent again when the
+//! peer reconnects, or when a step has waited for [`REPEAT_AFTER`].
+//! A member that dies in mid-step may have reached some of the others and not the rest: their replicas then differ by that one
+//! gradient until the end of the job, which settles on one model.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use super::{Gradient, Output, Shared, join};
+use crate::gradient::pack::PackError;
+use crate::ids::PeerId;
+use crate::message::UpdateHeader;
+use crate::time::Tick;
+use crate::view::Member;
+
+/// Packets held per member: it can be one step ahead; one more while this peer learns where to start.
+pub(super) const HELD: usize = 3;
+/// A step that waits this long sends its packets again to those it hears nothing from.
+pub(super) const REPEAT_AFTER: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+pub(super) struct Synchronous {
+    residual: Vec<f32>,
+    /// The step that is being put together.
+    step: u64,
+    /// Own packets by step: the one waited on and the one before, whole, as they were sent.
+    own: VecDeque<(u64, Vec<u8>)>,
+    held: BTreeMap<PeerId, VecDeque<(u64, Vec<u8>)>>,
+    sum: Vec<f32>,
+    ready: bool,
+    /// Number of the latest view that every member is known to hold.
+    agreed: u64,
+    /// Steps whose own packet was sent to everybody.
+    sent_below: u64,
+    last_change: Tick,
+}
+
+impl Synchronous {
+    pub(super) fn set_view(&mut self, shared: &mut Shared, now: Tick, agreed: bool) {
+        let others = shared.others();
+        self.held.retain(|peer, _| others.contains(peer));
+        self.last_change = now;
+        match &shared.view {
+            Some(view) if agreed => self.agreed = view.stamp.number,
+            Some(_) => {}
+            None => {
+                self.own.clear();
+                self.agreed = 0;
+            }
+        }
+        self.send_own(shared);
+        self.combine(shared, now);
+    }
+
+    pub(super) fn start_at(&mut self, shared: &mut Shared, now: Tick, step: u64) {
+        self.step = step;
+        self.sent_below = step;
+        self.own.clear();
+        self.residual.clear();
+        self.ready = false;
+        self.last_change = now;
+        self.forget_below(step);
+        self.combine(shared, now);
+    }
+
+    pub(super) fn gradient(
+        &mut self,
+        shared: &mut Shared,
+        now: Tick,
+        gradient: Gradient<'_>,
+    ) -> Result<(), PackError> {
+        let step = gradient.step;
+        if self.residual.is_empty() {
+            self.residual.resize(shared.n_values, 0.0);
+        }
+        for (kept, value) in self.residual.iter_mut().zip(gradient.values) {
+            *kept += value;
+        }
+        let mut packed = Vec::new();
+        let config = shared.config;
+        if let Err(error) = shared.packer.pack(&mut self.residual, config.fraction, config.values, &mut packed) {
+            self.residual.fill(0.0);
+            return Err(error);
+        }
+        let packet = join(&shared.header(step, step, gradient.samples), &packed);
+        self.own.push_back((step, packet));
+        while self.own.len() > 2 {
+            self.own.pop_front();
+        }
+        self.step = step;
+        self.last_change = now;
+        self.send_own(shared);
+        self.combine(shared, now);
+        Ok(())
+    }
+
+    pub(super) fn packet(&mut self, shared: &mut Shared, now: Tick, from: PeerId, header: UpdateHeader, packed: &[u8]) {
+        if header.step < self.step {
+            return;
+        }
+        let held = self.held.entry(from).or_default();
+        if held.iter().any(|(step, _)| *step == header.step) {
+            return;
+        }
+        held.push_back((header.step, packed.to_vec()));
+        while held.len() > HELD {
+            held.pop_front();
+        }
+        self.combine(shared, now);
+    }
+
+    /// Sends the own packets that the peer may lack.
+    pub(super) fn resend(&mut self, shared: &mut Shared, to: PeerId) {
+        if !shared.others().contains(&to) {
+            return;
+        }
+        for (step, packet) in self.own.iter().filter(|(step, _)| *step < self.sent_below) {
+            shared.outputs.push_back(Output::Send { to, seq: *step, packet: packet.clone() });
+        }
+    }
+
+    pub(super) fn tick(&mut self, shared: &mut Shared, now: Tick) {
+        let waits = self.own.back().is_some_and(|(step, _)| *step == self.step) && !self.ready;
+        if !waits || now.since(self.last_change) < REPEAT_AFTER {
+            return;
+        }
+        self.last_change = now;
+        let lacking: Vec<PeerId> =
+            waited_for(shared, self.step).map(|member| member.peer).filter(|peer| !self.has(*peer)).collect();
+        for peer in lacking {
+            self.resend(shared, peer);
+        }
+    }
+
+    pub(super) fn take(&mut self, into: &mut Vec<f32>) -> bool {
+        if !std::mem::take(&mut self.ready) {
+            return false;
+        }
+        into.resize(self.sum.len(), 0.0);
+        into.copy_from_slice(&self.sum);
+        true
+    }
+
+    fn has(&self, peer: PeerId) -> bool {
+        self.held.get(&peer).is_some_and(|held| held.iter().any(|(step, _)| *step == self.step))
+    }
+
+    /// Sends the own packet of the current step, unless a member is admitted at this step and not everybody knows it yet:
+    /// without it nobody can pass the step, so all pass it together with the newcomer.
+    fn send_own(&mut self, shared: &mut Shared) {
+        let Some(view) = &shared.view else { return };
+        let admits_now = |member: &Member| member.since > self.agreed && self.step >= member.from_step;
+        if view.members.iter().any(admits_now) {
+            return;
+        }
+        let others = shared.others();
+        let due: Vec<&(u64, Vec<u8>)> = self.own.iter().filter(|(step, _)| *step >= self.sent_below).collect();
+        for (step, packet) in due {
+            self.sent_below = step + 1;
+            for to in &others {
+                let stats = shared.stats.entry(*to).or_default();
+                stats.packets_out += 1;
+                stats.bytes_out += packet.len() as u64;
+                stats.dense_bytes_out += 4 * shared.n_values as u64;
+                shared.outputs.push_back(Output::Send { to: *to, seq: *step, packet: packet.clone() });
+            }
+        }
+    }
+
+    /// Adds everything up once it is all there.
+    fn combine(&mut self, shared: &mut Shared, now: Tick) {
+        let step = self.step;
+        let own = self.own.iter().find(|(own, _)| *own == step && step < self.sent_below);
+        let Some((_, own)) = own else { return };
+        let mut members: Vec<Member> = waited_for(shared, step).collect();
+        if self.ready || !members.iter().all(|member| self.has(member.peer)) {
+            return;
+        }
+        members.extend(shared.view.as_ref().and_then(|view| view.member(shared.me)));
+        members.sort_by_key(|member| member.peer);
+        let global: u64 = members.iter().map(|member| u64::from(member.batch)).sum();
+        self.sum.resize(shared.n_values, 0.0);
+        self.sum.fill(0.0);
+        for member in &members {
+            let weight = member.batch as f32 / global.max(1) as f32;
+            let packed = if member.peer == shared.me {
+                super::split(own).map(|(_, packed)| packed).unwrap_or_default()
+            } else {
+                let held = self.held.get(&member.peer).and_then(|held| held.iter().find(|(held, _)| *held == step));
+                held.map_or(&[][..], |(_, packed)| packed)
+            };
+            match shared.unpacker.check_and_add(packed, weight, &mut self.sum) {
+                Ok(_) => shared.stats.entry(member.peer).or_default().packets_in += 1,
+                Err(error) => shared.refuse(member.peer, error.to_string()),
+            }
+        }
+        shared.stats.remove(&shared.me);
+        self.ready = true;
+        self.last_change = now;
+        self.step = step + 1;
+        self.forget_below(step + 1);
+        shared.outputs.push_back(Output::Ready { step });
+    }
+
+    fn forget_below(&mut self, below: u64) {
+        for held in self.held.values_mut() {
+            held.retain(|(step, _)| *step >= below);
+        }
+    }
+}
+
+/// The other members whose packet of `step` counts.
+fn waited_for(shared: &Shared, step: u64) -> impl Iterator<Item = Member> {
+    let members = shared.view.iter().flat_map(|view| &view.members).copied();
+    let me = shared.me;
+    let counts = move |member: &Member| member.peer != me && member.from_step <= step;
+    members.filter(counts).collect::<Vec<_>>().into_iter()
+}

@@ -1,0 +1,137 @@
+//! The bytes of a packet, and the bounds on them. All integers little endian.
+//!
+//! ```text
+//! byte 0     1            2..4          4..8           8..12        12..16
+//!      values compression reserved (0)  layout digest  body bytes   stored body bytes
+//!      16..  raw part: per variable the low bytes of its halves, or its f32
+//!      then  body, stored as it is or as zstd; per variable:
+//!            0 (nothing) | 1 (dense) | 2 or 3 (sparse, gaps of one or two bytes), count u32, gaps u32
+//!            gaps; exponents and high bytes of halves
+//! ```
+//!
+//! There is one way only to write a given choice of entries: dense from the point where sparse would be larger, and the
+//! width of gaps follows from count and length. A reader refuses anything else, which bounds what it ever has to hold.
+
+use super::{
+    indices::Width,
+    layout::Layout,
+    values::{Values, high_bytes},
+};
+
+/// Bytes of the header.
+pub(super) const HEADER_BYTES: usize = 16;
+
+pub(super) const EMPTY: u8 = 0;
+pub(super) const DENSE: u8 = 1;
+pub(super) const SPARSE: u8 = 2;
+pub(super) const SPARSE_WIDE: u8 = 3;
+
+/// The head of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) values: Values,
+    pub(super) compressed: bool,
+    pub(super) digest: u32,
+    /// Bytes of the body when unpacked.
+    pub(super) body_bytes: u32,
+    /// Bytes of the body in the packet.
+    pub(super) stored_bytes: u32,
+}
+
+impl Header {
+    pub(super) fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0] = match self.values {
+            Values::F16 => 0,
+            Values::F32 => 1,
+        };
+        bytes[1] = self.compressed.into();
+        bytes[4..8].copy_from_slice(&self.digest.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.body_bytes.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.stored_bytes.to_le_bytes());
+        bytes
+    }
+
+    /// `None` if the first four bytes are none that this version writes.
+    pub(super) fn of(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        let word = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let values = match bytes[0] {
+            0 => Values::F16,
+            1 => Values::F32,
+            _ => return None,
+        };
+        if bytes[1] > 1 || bytes[2] != 0 || bytes[3] != 0 {
+            return None;
+        }
+        let compressed = bytes[1] == 1;
+        Some(Self {
+            values,
+            compressed,
+            digest: word(4),
+            body_bytes: word(8),
+            stored_bytes: word(12),
+        })
+    }
+}
+
+/// Where a variable's entries lie in the two parts of a packet, checked or just written.
+#[derive(Clone, Debug)]
+pub(super) struct Segment {
+    /// The variable in the arena.
+    pub(super) range: std::ops::Range<usize>,
+    /// The gaps in the body; none if dense.
+    pub(super) gaps: Option<(Width, std::ops::Range<usize>)>,
+    /// Exponents and high bytes in the body; empty for f32.
+    pub(super) high: std::ops::Range<usize>,
+    /// Low bytes or f32 in the raw part.
+    pub(super) raw: std::ops::Range<usize>,
+}
+
+/// Bytes in the raw part for `n` values.
+pub(super) const fn raw_bytes(values: Values, n: usize) -> usize {
+    match values {
+        Values::F16 => n,
+        Values::F32 => 4 * n,
+    }
+}
+
+/// Bytes in the body for `n` values, gaps apart.
+pub(super) const fn body_bytes(values: Values, n: usize) -> usize {
+    match values {
+        Values::F16 => high_bytes(n),
+        Values::F32 => 0,
+    }
+}
+
+/// Whether sending all `length` entries takes no more bytes than `n` of them with their gaps.
+pub(super) const fn is_dense(values: Values, n: usize, length: usize) -> bool {
+    match values {
+        Values::F16 => n * 3 >= length * 2,
+        Values::F32 => n * 5 >= length * 4,
+    }
+}
+
+/// The most bytes of an unpacked body.
+pub(super) fn max_body_bytes(layout: &Layout) -> usize {
+    // Halves, sparse, two of three entries: gap and high byte for each, escapes for a 255th of the length, exponents.
+    16 * layout.n_variables() + layout.n_values() + layout.n_values() / 2
+}
+
+/// The most bytes of a packet.
+pub(super) fn max_packet_bytes(layout: &Layout) -> usize {
+    // f32, sparse, four of five entries: five bytes for each, escapes for a 255th of the length.
+    HEADER_BYTES + 16 * layout.n_variables() + 4 * layout.n_values() + layout.n_values() / 128
+}
+
+/// Spare capacity for a variable of which `n` entries are sent: of the raw part, and of the body.
+pub(super) fn capacity(values: Values, n: usize, length: usize) -> (usize, usize) {
+    if is_dense(values, n, length) {
+        return (raw_bytes(values, length), 16 + length + length / 2);
+    }
+    (
+        raw_bytes(values, n),
+        16 + (3 * n + length / 128).min(length + length / 2),
+    )
+}

@@ -1,0 +1,345 @@
+//! A view: the agreed, numbered list of members that train one job together.
+//!
+//! The steward (the lowest member alive) proposes a successor when a member falls out or a joiner is ready; anybody
+//! adopts a successor of the view it holds. After a network partition two lines of views exist: both sides see
+//! the same two views and so pick the same winner, [`View::wins_over`]; the losing side joins the winning one again.
+//! Messages are stamped with the view they were sent in, and [`View::admits`] fences what is older than the sender's
+//! admission.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Digest, PeerId};
+
+/// Most members of one job. Bounds every list in a view.
+pub const MAX_MEMBERS: usize = 256;
+/// How many ancestors a view remembers: two sides that are further apart than this are told apart by size alone.
+pub const MAX_ANCESTRY: usize = 32;
+
+/// Names one view: its number and the steward who proposed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Stamp {
+    /// Counts up along one line of views, from 1.
+    pub number: u64,
+    /// Who proposed it.
+    pub steward: PeerId,
+}
+
+/// One member of a view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Who.
+    pub peer: PeerId,
+    /// The process it runs as: a restarted peer has another instance and must be admitted anew.
+    pub instance: u64,
+    /// Number of the view that admitted this instance.
+    pub since: u64,
+    /// Which shard of the data it trains on: the lowest that was free.
+    pub slot: u32,
+    /// Samples it trains on per step.
+    pub batch: u32,
+    /// First step whose packet the others wait for, in synchronous exchange.
+    pub from_step: u64,
+}
+
+/// What a peer holds of the job's state before it is admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holding {
+    /// Samples that the whole mesh had trained on at that state. Decides which state is the newest.
+    pub samples: u64,
+    /// Steps that the holder had made.
+    pub step: u64,
+    /// Hash of the weights.
+    pub digest: Digest,
+}
+
+/// Work of a peer that counts in the final report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Contribution {
+    /// Optimiser updates made.
+    pub steps: u64,
+    /// Samples trained on.
+    pub samples: u64,
+    /// Bytes of update packets sent.
+    pub bytes_out: u64,
+    /// Bytes that the same exchanges would have taken as dense f32.
+    pub dense_bytes_out: u64,
+    /// Microseconds the training thread computed.
+    pub computing_us: u64,
+    /// Microseconds it waited for others.
+    pub waiting_us: u64,
+    /// Microseconds it spent handing over and merging gradients.
+    pub communicating_us: u64,
+}
+
+/// An agreed membership.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct View {
+    /// Its name.
+    pub stamp: Stamp,
+    /// Ascending by peer.
+    pub members: Vec<Member>,
+    /// Whose state all start from. Members of the first view that hold another one fetch it before they train.
+    pub origin: (PeerId, Holding),
+    /// The views this one descends from, newest first.
+    pub ancestry: Vec<Stamp>,
+    /// What members that are gone had contributed.
+    pub retired: Vec<(PeerId, Contribution)>,
+}
+
+/// Why a view from the network was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ViewError {
+    /// A list is longer than its bound.
+    #[error("view {number} has a list longer than its bound")]
+    TooLong {
+        /// The view's number.
+        number: u64,
+    },
+    /// Members must ascend, so that every peer sums in the same order.
+    #[error("view {number} lists its members out of order or not at all")]
+    Unordered {
+        /// The view's number.
+        number: u64,
+    },
+    /// The stamp contradicts the content.
+    #[error("view {number} contradicts itself: {what}")]
+    Inconsistent {
+        /// The view's number.
+        number: u64,
+        /// Which part.
+        what: &'static str,
+    },
+}
+
+impl View {
+    /// Checks what every receiver may rely on.
+    ///
+    /// # Errors
+    /// [`ViewError`]: the view is not adopted.
+    pub fn validate(&self) -> Result<(), ViewError> {
+        let number = self.stamp.number;
+        if self.members.len() > MAX_MEMBERS || self.ancestry.len() > MAX_ANCESTRY || self.retired.len() > MAX_MEMBERS {
+            return Err(ViewError::TooLong { number });
+        }
+        if self.members.is_empty() || self.members.windows(2).any(|pair| pair[0].peer >= pair[1].peer) {
+            return Err(ViewError::Unordered { number });
+        }
+        let inconsistent = |what| Err(ViewError::Inconsistent { number, what });
+        if number == 0 || number == u64::MAX {
+            return inconsistent("its number");
+        }
+        if !self.contains(self.stamp.steward) {
+            return inconsistent("its steward is no member");
+        }
+        if self.members.iter().any(|member| member.since > number || member.batch == 0) {
+            return inconsistent("a member's admission or batch");
+        }
+        if self.ancestry.iter().any(|ancestor| ancestor.number >= number) {
+            return inconsistent("its ancestry");
+        }
+        Ok(())
+    }
+
+    /// The member entry of `peer`.
+    pub fn member(&self, peer: PeerId) -> Option<&Member> {
+        self.members.binary_search_by_key(&peer, |member| member.peer).ok().map(|index| &self.members[index])
+    }
+
+    /// Whether `peer` is a member.
+    pub fn contains(&self, peer: PeerId) -> bool {
+        self.member(peer).is_some()
+    }
+
+    /// Whether a message from `from`, sent in the view numbered `sent_in`, may be applied: the sender is a member and
+    /// was already admitted then (fencing).
+    pub fn admits(&self, from: PeerId, sent_in: u64) -> bool {
+        self.member(from).is_some_and(|member| sent_in >= member.since)
+    }
+
+    /// Samples behind one step of all members together.
+    pub fn global_batch(&self) -> u64 {
+        self.members.iter().map(|member| u64::from(member.batch)).sum()
+    }
+
+    /// Whether `self` descends from the view named `stamp`.
+    pub fn descends_from(&self, stamp: Stamp) -> bool {
+        self.ancestry.contains(&stamp)
+    }
+
+    /// Which of two views all peers that know both go on with: a descendant before its ancestor; of two lines the one with
+    /// more members, then the higher number, then the lower steward.
+    pub fn wins_over(&self, other: &View) -> bool {
+        if self.descends_from(other.stamp) {
+            return true;
+        }
+        if other.descends_from(self.stamp) || self.stamp == other.stamp {
+            return false;
+        }
+        let rank = |view: &View| (view.members.len(), view.stamp.number, Reverse(view.stamp.steward));
+        rank(self) > rank(other)
+    }
+
+    /// The successor that `steward` proposes: `self` without `gone`, with `joiners` admitted (an instance that is already a
+    /// member is admitted anew).
+    pub fn successor(
+        &self,
+        steward: PeerId,
+        gone: &BTreeMap<PeerId, Contribution>,
+        joiners: &[Joiner],
+        from_step: u64,
+    ) -> View {
+        let number = self.stamp.number + 1;
+        let mut ancestry = vec![self.stamp];
+        ancestry.extend(self.ancestry.iter().copied().take(MAX_ANCESTRY - 1));
+        let mut retired = self.retired.clone();
+        for (peer, contribution) in gone {
+            retire(&mut retired, *peer, *contribution);
+        }
+        let stays = |member: &&Member| {
+            !gone.contains_key(&member.peer) && !joiners.iter().any(|joiner| joiner.peer == member.peer)
+        };
+        let kept: Vec<Member> = self.members.iter().filter(stays).copied().collect();
+        let members = admit(kept, joiners, number, from_step);
+        View { stamp: Stamp { number, steward }, members, origin: self.origin, ancestry, retired }
+    }
+
+    /// The first view of a job: `joiners` start together from the newest state that any of them holds.
+    pub fn first(steward: PeerId, joiners: &[Joiner]) -> Option<View> {
+        let newest = joiners.iter().max_by_key(|joiner| (joiner.holds.samples, joiner.holds.step, Reverse(joiner.peer)))?;
+        Some(View {
+            stamp: Stamp { number: 1, steward },
+            members: admit(Vec::new(), joiners, 1, newest.holds.step),
+            origin: (newest.peer, newest.holds),
+            ancestry: Vec::new(),
+            retired: Vec::new(),
+        })
+    }
+}
+
+/// A peer that is ready to be admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Joiner {
+    /// Who.
+    pub peer: PeerId,
+    /// As which process.
+    pub instance: u64,
+    /// Samples it will train on per step.
+    pub batch: u32,
+    /// What it holds.
+    pub holds: Holding,
+}
+
+fn admit(mut members: Vec<Member>, joiners: &[Joiner], since: u64, from_step: u64) -> Vec<Member> {
+    for joiner in joiners.iter().take(MAX_MEMBERS.saturating_sub(members.len())) {
+        let taken = |slot: &u32| members.iter().any(|member| member.slot == *slot);
+        let slot = (0..).find(|slot| !taken(slot)).unwrap_or(0);
+        members.push(Member {
+            peer: joiner.peer,
+            instance: joiner.instance,
+            since,
+            slot,
+            batch: joiner.batch.max(1),
+            from_step,
+        });
+    }
+    members.sort_by_key(|member| member.peer);
+    members
+}
+
+/// Adds what a member had contributed when it left. The oldest entry makes room when the list is full.
+fn retire(retired: &mut Vec<(PeerId, Contribution)>, peer: PeerId, contribution: Contribution) {
+    match retired.iter_mut().find(|(known, _)| *known == peer) {
+        Some((_, known)) if known.samples >= contribution.samples => {}
+        Some((_, known)) => *known = contribution,
+        None => {
+            if retired.len() >= MAX_MEMBERS {
+                retired.remove(0);
+            }
+            retired.push((peer, contribution));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn joiner(id: u8, samples: u64) -> Joiner {
+        let holds = Holding { samples, step: samples / 32, digest: Digest([samples as u8; 32]) };
+        Joiner { peer: PeerId([id; 32]), instance: u64::from(id), batch: 32, holds }
+    }
+
+    fn peer(id: u8) -> PeerId {
+        PeerId([id; 32])
+    }
+
+    fn first() -> View {
+        View::first(peer(1), &[joiner(3, 0), joiner(1, 0), joiner(2, 640)]).unwrap()
+    }
+
+    #[test]
+    fn the_first_view_starts_from_the_newest_state() {
+        let view = first();
+        assert_eq!(view.origin.0, peer(2));
+        assert_eq!(view.members.iter().map(|m| m.peer).collect::<Vec<_>>(), [peer(1), peer(2), peer(3)]);
+        assert_eq!(view.global_batch(), 96);
+        assert_eq!(view.validate(), Ok(()));
+        let mut slots: Vec<_> = view.members.iter().map(|m| m.slot).collect();
+        slots.sort_unstable();
+        assert_eq!(slots, [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_successor_drops_the_gone_and_gives_their_slot_away() {
+        let view = first();
+        let freed = view.member(peer(3)).unwrap().slot;
+        let work = Contribution { steps: 5, samples: 160, ..Default::default() };
+        let next = view.successor(peer(1), &[(peer(3), work)].into(), &[joiner(9, 0)], 7);
+        assert_eq!(next.validate(), Ok(()));
+        assert_eq!(next.member(peer(9)).unwrap().slot, freed);
+        assert_eq!(next.member(peer(9)).unwrap().since, 2);
+        assert_eq!(next.member(peer(1)).unwrap().since, 1);
+        assert_eq!(next.retired, [(peer(3), work)]);
+        assert!(next.wins_over(&view) && !view.wins_over(&next));
+    }
+
+    #[test]
+    fn what_is_older_than_the_senders_admission_is_fenced() {
+        let next = first().successor(peer(1), &BTreeMap::new(), &[joiner(2, 0)], 7);
+        assert!(!next.admits(peer(2), 1), "the same peer before it was admitted anew");
+        assert!(next.admits(peer(2), 2));
+        assert!(next.admits(peer(1), 1), "members that stayed need no new stamp");
+        assert!(!next.admits(peer(7), 2), "no member");
+    }
+
+    #[test]
+    fn both_sides_of_a_healed_partition_pick_the_same_winner() {
+        let view = first();
+        let gone = |id| BTreeMap::from([(peer(id), Contribution::default())]);
+        let left = view.successor(peer(1), &gone(3), &[], 0);
+        let right = view.successor(peer(3), &[(peer(1), Contribution::default()), (peer(2), Contribution::default())].into(), &[], 0);
+        let right = right.successor(peer(3), &BTreeMap::new(), &[], 0);
+        assert!(left.wins_over(&right), "two members before one, though its number is higher");
+        assert!(!right.wins_over(&left));
+        assert!(!left.wins_over(&left));
+    }
+
+    #[test]
+    fn hostile_views_are_refused() {
+        let mut view = first();
+        view.members.reverse();
+        assert_eq!(view.validate(), Err(ViewError::Unordered { number: 1 }));
+        let mut view = first();
+        view.stamp.steward = peer(200);
+        assert!(matches!(view.validate(), Err(ViewError::Inconsistent { .. })));
+        let mut view = first();
+        view.members.clear();
+        assert!(view.validate().is_err());
+        let mut view = first();
+        view.stamp.number = u64::MAX;
+        assert!(view.validate().is_err());
+    }
+}

@@ -1,0 +1,302 @@
+//! What a packet carries, what stays in the residual, and which packets are refused.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod gradients;
+
+use gradients::heavy_tailed;
+use proptest::prelude::*;
+use skein_gossip::gradient::{
+    layout::Layout,
+    pack::{PackError, Packer},
+    unpack::{UnpackError, Unpacked, Unpacker},
+    values::Values,
+};
+
+const LENGTHS: [usize; 5] = [300, 1, 17, 5000, 2000];
+
+fn packed(layout: &Layout, residual: &mut [f32], fraction: f32, values: Values) -> Vec<u8> {
+    let mut packet = vec![];
+    let packed = Packer::new(layout)
+        .unwrap()
+        .pack(residual, fraction, values, &mut packet)
+        .unwrap();
+    assert_eq!(packed.bytes, packet.len());
+    assert!(packet.len() <= layout.max_packet_bytes());
+    packet
+}
+
+fn unpacked(layout: &Layout, packet: &[u8]) -> (Vec<f32>, Unpacked) {
+    let mut inbox = vec![0.0; layout.n_values()];
+    let unpacked = Unpacker::new(layout)
+        .unwrap()
+        .check_and_add(packet, 1.0, &mut inbox)
+        .unwrap();
+    (inbox, unpacked)
+}
+
+fn refused(layout: &Layout, packet: &[u8]) -> UnpackError {
+    let mut inbox = vec![0.5; layout.n_values()];
+    let error = Unpacker::new(layout)
+        .unwrap()
+        .check_and_add(packet, 1.0, &mut inbox)
+        .unwrap_err();
+    assert!(
+        inbox.iter().all(|value| *value == 0.5),
+        "the arena changed although {error}"
+    );
+    error
+}
+
+#[test]
+fn a_small_packet_has_exactly_these_bytes() {
+    let layout = Layout::new(&[10, 2, 3]).unwrap();
+    let mut residual = [
+        0.5, 0.0, 0.0, -3.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0, -4.0,
+    ];
+    let packet = packed(&layout, &mut residual, 0.2, Values::F16);
+    #[rustfmt::skip]
+    assert_eq!(packet, [
+        0, 0, 0, 0,               // halves, stored
+        0x67, 0xb5, 0xd1, 0x0f,   // layout
+        25, 0, 0, 0, 25, 0, 0, 0, // body
+        0x00, 0x00, 0x00,         // low bytes: -3, 1; -4
+        2, 2, 0, 0, 0, 2, 0, 0, 0, 3, 3, 0xf3, 0xf6, 0x70, // two entries, 3 and 7; 2^-13; -1.5 * 2^14, 2^13
+        0,                                                 // nothing
+        2, 1, 0, 0, 0, 1, 0, 0, 0, 2, 0xf4, 0xf4,          // one entry, 2
+    ][..packet.len()]);
+    assert_eq!(
+        residual,
+        [
+            0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 0.0
+        ]
+    );
+}
+
+#[test]
+fn everything_sent_as_f32_leaves_nothing_and_arrives_bit_for_bit() {
+    let layout = Layout::new(&LENGTHS).unwrap();
+    let gradient = heavy_tailed(layout.n_values(), 1);
+    let mut residual = gradient.clone();
+    let packet = packed(&layout, &mut residual, 1.0, Values::F32);
+    assert!(residual.iter().all(|value| *value == 0.0));
+    let (inbox, unpacked) = unpacked(&layout, &packet);
+    assert!(
+        inbox
+            .iter()
+            .zip(&gradient)
+            .all(|(a, b)| a.to_bits() == b.to_bits())
+    );
+    assert_eq!(unpacked.n_entries, layout.n_values());
+
+    // And with a weight: one product, one sum, both in f32.
+    let mut inbox = heavy_tailed(layout.n_values(), 2);
+    let expected: Vec<f32> = inbox
+        .iter()
+        .zip(&gradient)
+        .map(|(inbox, value)| inbox + 0.3 * value)
+        .collect();
+    Unpacker::new(&layout)
+        .unwrap()
+        .check_and_add(&packet, 0.3, &mut inbox)
+        .unwrap();
+    assert!(
+        inbox
+            .iter()
+            .zip(&expected)
+            .all(|(a, b)| a.to_bits() == b.to_bits())
+    );
+}
+
+#[test]
+fn what_is_small_goes_out_once_enough_of_it_has_gathered() {
+    let layout = Layout::new(&[100]).unwrap();
+    let gradient: Vec<f32> = (1..=100).map(|i| i as f32 / 100.0).collect();
+    let (mut residual, mut sent) = (vec![0.0; 100], vec![0.0; 100]);
+    let (mut packer, mut unpacker) = (
+        Packer::new(&layout).unwrap(),
+        Unpacker::new(&layout).unwrap(),
+    );
+    for _ in 0..400 {
+        residual
+            .iter_mut()
+            .zip(&gradient)
+            .for_each(|(residual, value)| *residual += value);
+        let mut packet = vec![];
+        packer
+            .pack(&mut residual, 0.1, Values::F16, &mut packet)
+            .unwrap();
+        unpacker.check_and_add(&packet, 1.0, &mut sent).unwrap();
+    }
+    assert!(sent.iter().all(|value| *value > 0.0));
+    for ((sent, rest), value) in sent.iter().zip(&residual).zip(&gradient) {
+        assert!((sent + rest - 400.0 * value).abs() < 1e-2);
+    }
+}
+
+#[test]
+fn each_variable_sends_its_share_and_a_packet_is_as_small_as_that() {
+    let layout = Layout::new(&[100_000, 400, 3]).unwrap();
+    let gradient = heavy_tailed(layout.n_values(), 3);
+    for (fraction, n_entries) in [
+        (0.01, 1000 + 4 + 1),
+        (0.001, 100 + 1 + 1),
+        (0.1, 10_000 + 40 + 1),
+    ] {
+        let mut residual = gradient.clone();
+        let packet = packed(&layout, &mut residual, fraction, Values::F16);
+        let (inbox, unpacked) = unpacked(&layout, &packet);
+        assert_eq!(unpacked.n_entries, n_entries);
+        assert!(
+            packet.len() < 80 + 3 * n_entries + n_entries / 3,
+            "{} bytes",
+            packet.len()
+        );
+        let norm = inbox
+            .iter()
+            .map(|value| f64::from(*value).powi(2))
+            .sum::<f64>()
+            .sqrt();
+        assert!((f64::from(unpacked.norm) - norm).abs() < 1e-4 * norm);
+    }
+}
+
+#[test]
+fn a_variable_of_zeros_and_one_with_few_others_cost_next_to_nothing() {
+    let layout = Layout::new(&[50_000, 50_000]).unwrap();
+    for values in [Values::F16, Values::F32] {
+        let mut residual = vec![0.0; 100_000];
+        residual[70_000] = 1.0;
+        let packet = packed(&layout, &mut residual, 1.0, values);
+        assert!(packet.len() < 60, "{} bytes", packet.len());
+        let (inbox, unpacked) = unpacked(&layout, &packet);
+        assert_eq!((inbox[70_000], unpacked.n_entries), (1.0, 1));
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_is_not_sent_and_not_touched() {
+    let layout = Layout::new(&LENGTHS).unwrap();
+    let mut packer = Packer::new(&layout).unwrap();
+    for values in [Values::F16, Values::F32] {
+        for fraction in [0.01, 0.5, 1.0] {
+            for (at, variable, entry) in [(7317, 4, 1999), (300, 1, 0), (318, 3, 0)] {
+                let mut residual = heavy_tailed(layout.n_values(), 4);
+                residual[at] = f32::NEG_INFINITY;
+                let (before, mut out) = (residual.clone(), vec![1, 2]);
+                match packer.pack(&mut residual, fraction, values, &mut out) {
+                    Err(PackError::NotFinite {
+                        variable: v,
+                        entry: e,
+                        ..
+                    }) => assert_eq!((v, e), (variable, entry)),
+                    other => panic!("{other:?}"),
+                }
+                assert_eq!((residual, out), (before, vec![1, 2]));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wrong_arena_or_fraction_is_named() {
+    let layout = Layout::new(&[4]).unwrap();
+    let mut packer = Packer::new(&layout).unwrap();
+    let mut pack = |n, fraction| {
+        packer
+            .pack(&mut vec![1.0; n], fraction, Values::F16, &mut vec![])
+            .unwrap_err()
+    };
+    assert!(matches!(
+        pack(3, 0.5),
+        PackError::Arena {
+            expected: 4,
+            got: 3
+        }
+    ));
+    for fraction in [0.0, -1.0, 1.1, f32::NAN] {
+        assert!(matches!(pack(4, fraction), PackError::Fraction { .. }));
+    }
+}
+
+#[test]
+fn a_packet_of_another_model_or_with_more_behind_it_is_refused() {
+    let layout = Layout::new(&LENGTHS).unwrap();
+    let mut packet = packed(
+        &layout,
+        &mut heavy_tailed(layout.n_values(), 5),
+        0.1,
+        Values::F16,
+    );
+    let other = Layout::new(&[layout.n_values()]).unwrap();
+    assert!(matches!(
+        refused(&other, &packet),
+        UnpackError::Layout { .. }
+    ));
+    packet.push(0);
+    refused(&layout, &packet);
+    packet.truncate(packet.len() - 2);
+    refused(&layout, &packet);
+    assert!(matches!(
+        refused(&layout, &packet[..15]),
+        UnpackError::Header { n_bytes: 15 }
+    ));
+}
+
+#[test]
+fn values_from_a_peer_that_are_not_finite_are_refused_with_their_place() {
+    let layout = Layout::new(&[3, 8]).unwrap();
+    // f32: the third value of the second variable; halves: the exponent of the second variable.
+    let mut packet = packed(&layout, &mut [1.0; 11], 1.0, Values::F32);
+    packet[16 + 5 * 4..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    assert!(matches!(
+        refused(&layout, &packet),
+        UnpackError::NotFinite {
+            variable: 1,
+            entry: 2
+        }
+    ));
+    let mut packet = packed(&layout, &mut [1.0; 11], 1.0, Values::F16);
+    assert_eq!(packet[1], 0, "so short a body is stored");
+    packet[16 + 11 + 6] = 114;
+    assert!(matches!(
+        refused(&layout, &packet),
+        UnpackError::NotFinite { variable: 1, .. }
+    ));
+}
+
+proptest! {
+    #[test]
+    fn sent_and_residual_are_the_gradient_exactly(
+        bits in proptest::collection::vec(any::<u32>(), 600),
+        narrow: bool,
+        fraction in prop_oneof![0.001f32..1.0, Just(1.0)],
+        half: bool,
+    ) {
+        // Finite floats of every exponent, or of a range as gradients have.
+        let finite = |bits: u32| if narrow { (bits & 0x80ff_ffff) | 0x3800_0000 } else { bits & 0xbfff_ffff };
+        let gradient: Vec<f32> = bits.into_iter().map(|bits| f32::from_bits(finite(bits))).collect();
+        let layout = Layout::new(&[1, 299, 300]).unwrap();
+        let mut residual = gradient.clone();
+        let values = if half { Values::F16 } else { Values::F32 };
+        let packet = packed(&layout, &mut residual, fraction, values);
+        let (sent, _) = unpacked(&layout, &packet);
+        for ((sent, rest), value) in sent.iter().zip(&residual).zip(&gradient) {
+            prop_assert_eq!(sent + rest, *value);
+            prop_assert_eq!(f64::from(*sent) + f64::from(*rest), f64::from(*value));
+            if !half {
+                prop_assert!(*sent == 0.0 || *rest == 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn the_same_residual_makes_the_same_packet(seed: u64, fraction in 0.001f32..1.0) {
+        let layout = Layout::new(&LENGTHS).unwrap();
+        let gradient = heavy_tailed(layout.n_values(), seed);
+        let mut used = Packer::new(&layout).unwrap();
+        used.pack(&mut heavy_tailed(layout.n_values(), !seed), 0.3, Values::F32, &mut vec![]).unwrap();
+        let mut again = vec![];
+        used.pack(&mut gradient.clone(), fraction, Values::F16, &mut again).unwrap();
+        prop_assert_eq!(packed(&layout, &mut gradient.clone(), fraction, Values::F16), again);
+    }
+}

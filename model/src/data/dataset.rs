@@ -1,0 +1,295 @@
+//! Samples in memory, as small as the source has them, and the normalised batches made of them.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use super::DataError;
+use crate::config::MAX_CLASSES;
+use crate::random::Stream;
+
+/// Mean and standard deviation per channel, taken from every sample: of bytes scaled to [0, 1], of floats as they are.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Normalisation {
+    /// Mean per channel.
+    pub mean: Vec<f32>,
+    /// Standard deviation per channel, above 0.
+    pub std: Vec<f32>,
+}
+
+/// Pixels as the source has them, `[N, C, H, W]`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Pixels {
+    U8(Vec<u8>),
+    F32(Vec<f32>),
+}
+
+impl Pixels {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::U8(bytes) => bytes.len(),
+            Self::F32(floats) => floats.len(),
+        }
+    }
+}
+
+/// Samples with their labels, before they are checked.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Raw {
+    pub(crate) pixels: Pixels,
+    pub(crate) labels: Vec<i64>,
+    pub(crate) shape: [i64; 3],
+}
+
+/// Samples of one shape with labels below `n_classes`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dataset {
+    pixels: Pixels,
+    labels: Vec<i64>,
+    shape: [i64; 3],
+    n_classes: i64,
+    normalisation: Normalisation,
+    /// Normalised value of each byte per channel; empty for floats.
+    table: Vec<[f32; 256]>,
+}
+
+/// Samples as the model takes them.
+#[derive(Debug)]
+pub struct Batch {
+    x: Tensor,
+    y: Tensor,
+}
+
+impl Batch {
+    /// Number of samples.
+    pub fn len(&self) -> usize {
+        self.y.numel()
+    }
+
+    /// Whether there are no samples.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Normalised images, `[B, C, H, W]` f32.
+    pub fn x(&self) -> &Tensor {
+        &self.x
+    }
+
+    /// Labels, `[B]` i64.
+    pub fn y(&self) -> &Tensor {
+        &self.y
+    }
+}
+
+impl Raw {
+    /// Refuses counts that differ and labels that are no class; `path` is named in the error.
+    pub(crate) fn check(&self, path: &Path, n_classes: i64) -> Result<(), DataError> {
+        let len = self.sample_len();
+        let images = self.pixels.len().checked_div(len).unwrap_or(0);
+        if images != self.labels.len() || images * len != self.pixels.len() {
+            return Err(DataError::mismatch(path, format!("{images} images but {} labels", self.labels.len())));
+        }
+        if images == 0 {
+            return Err(DataError::mismatch(path, "no samples"));
+        }
+        if !(2..=MAX_CLASSES).contains(&n_classes) {
+            return Err(DataError::mismatch(path, format!("{n_classes} classes; between 2 and {MAX_CLASSES} can be learnt")));
+        }
+        if let Some(row) = self.labels.iter().position(|label| !(0..n_classes).contains(label)) {
+            let what = format!("label {} is not below the number of classes, {n_classes}", self.labels[row]);
+            return Err(DataError::row(path, row, what));
+        }
+        if let Pixels::F32(floats) = &self.pixels
+            && let Some(at) = floats.iter().position(|value| !value.is_finite())
+        {
+            return Err(DataError::row(path, at / len, format!("a value is {}", floats[at])));
+        }
+        Ok(())
+    }
+
+    /// The rows `rows`, in that order.
+    pub(crate) fn select(&self, rows: &[usize]) -> Self {
+        let len = self.sample_len();
+        let range = |row: usize| row * len..(row + 1) * len;
+        let pixels = match &self.pixels {
+            Pixels::U8(bytes) => Pixels::U8(rows.iter().flat_map(|row| &bytes[range(*row)]).copied().collect()),
+            Pixels::F32(floats) => Pixels::F32(rows.iter().flat_map(|row| &floats[range(*row)]).copied().collect()),
+        };
+        Self { pixels, labels: rows.iter().map(|row| self.labels[*row]).collect(), shape: self.shape }
+    }
+
+    /// Holds a random `fraction` of the samples out: `(the rest, held out)`, at least one each. The same on every peer.
+    pub(crate) fn hold_out(&self, fraction: f64) -> (Self, Self) {
+        let mut rows: Vec<usize> = (0..self.labels.len()).collect();
+        Stream::new(0, "hold-out").shuffle(&mut rows);
+        let held = ((rows.len() as f64 * fraction).round() as usize).clamp(1, rows.len().saturating_sub(1).max(1));
+        let (held, rest) = rows.split_at_mut(held);
+        held.sort_unstable();
+        rest.sort_unstable();
+        (self.select(rest), self.select(held))
+    }
+
+    /// Mean and standard deviation per channel over all samples, in f64 and in order, so equal on all peers.
+    pub(crate) fn normalisation(&self) -> Normalisation {
+        let channels = self.shape[0] as usize;
+        let plane = self.sample_len() / channels;
+        let mut sums = vec![[0.0f64; 2]; channels];
+        let mut add = |at: usize, value: f64| {
+            let [sum, squares] = &mut sums[at / plane % channels];
+            *sum += value;
+            *squares += value * value;
+        };
+        match &self.pixels {
+            Pixels::U8(bytes) => bytes.iter().enumerate().for_each(|(at, byte)| add(at, f64::from(*byte) / 255.0)),
+            Pixels::F32(floats) => floats.iter().enumerate().for_each(|(at, value)| add(at, f64::from(*value))),
+        }
+        let n = (self.labels.len() * plane) as f64;
+        let mean = sums.iter().map(|[sum, _]| sum / n);
+        let std = sums.iter().map(|[sum, squares]| (squares / n - (sum / n) * (sum / n)).max(0.0).sqrt());
+        // A constant channel carries nothing; dividing by one keeps it at zero.
+        let std = std.map(|std| if std < 1e-6 { 1.0 } else { std as f32 });
+        Normalisation { mean: mean.map(|mean| mean as f32).collect(), std: std.collect() }
+    }
+
+    fn sample_len(&self) -> usize {
+        self.shape.iter().product::<i64>() as usize
+    }
+}
+
+impl Dataset {
+    /// A data set of samples that were checked for `n_classes`; `normalisation` has one entry per channel.
+    pub(crate) fn new(raw: Raw, n_classes: i64, normalisation: Normalisation) -> Self {
+        let Raw { pixels, labels, shape } = raw;
+        let table = match &pixels {
+            Pixels::F32(_) => Vec::new(),
+            Pixels::U8(_) => {
+                let channel = |(mean, std): (&f32, &f32)| std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std);
+                normalisation.mean.iter().zip(&normalisation.std).map(channel).collect()
+            }
+        };
+        Self { pixels, labels, shape, n_classes, normalisation, table }
+    }
+
+    /// The samples `rows`, normalised.
+    ///
+    /// # Shapes
+    /// `x: [B, C, H, W] f32`, `y: [B] i64`
+    ///
+    /// # Panics
+    /// If a row is not below [`Dataset::len`].
+    pub fn batch(&self, rows: &[usize]) -> Batch {
+        let [channels, height, width] = self.shape;
+        let plane = (height * width) as usize;
+        let len = plane * channels as usize;
+        let mut x = Vec::with_capacity(rows.len() * len);
+        for row in rows {
+            let sample = row * len..(row + 1) * len;
+            match &self.pixels {
+                Pixels::U8(bytes) => {
+                    for (pixels, table) in bytes[sample].chunks_exact(plane).zip(&self.table) {
+                        x.extend(pixels.iter().map(|byte| table[usize::from(*byte)]));
+                    }
+                }
+                Pixels::F32(floats) => {
+                    let Normalisation { mean, std } = &self.normalisation;
+                    for ((pixels, mean), std) in floats[sample].chunks_exact(plane).zip(mean).zip(std) {
+                        x.extend(pixels.iter().map(|value| (value - mean) / std));
+                    }
+                }
+            }
+        }
+        let y: Vec<i64> = rows.iter().map(|row| self.labels[*row]).collect();
+        let x = Tensor::from_slice(&x).view([rows.len() as i64, channels, height, width]); // [B, C, H, W]
+        Batch { x, y: Tensor::from_slice(&y) }
+    }
+
+    /// Number of samples.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there are no samples.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// Channels, height, width.
+    pub fn input_shape(&self) -> [i64; 3] {
+        self.shape
+    }
+
+    /// Number of classes; every label is below it.
+    pub fn n_classes(&self) -> i64 {
+        self.n_classes
+    }
+
+    /// The labels, one per sample.
+    pub fn labels(&self) -> &[i64] {
+        &self.labels
+    }
+
+    /// What [`Dataset::batch`] takes off and divides by.
+    pub fn normalisation(&self) -> &Normalisation {
+        &self.normalisation
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw() -> Raw {
+        let pixels = Pixels::U8((0..24).map(|i| i * 10).collect());
+        Raw { pixels, labels: vec![0, 1, 2], shape: [2, 2, 2] }
+    }
+
+    #[test]
+    fn a_batch_is_normalised_per_channel() {
+        let normalisation = Normalisation { mean: vec![0.5, 0.0], std: vec![0.5, 2.0] };
+        let batch = Dataset::new(raw(), 3, normalisation.clone()).batch(&[2, 0]);
+        assert_eq!(batch.len(), 2);
+        assert_eq!(batch.x().size(), [2, 2, 2, 2]);
+        let expect = |byte: f64, mean: f64, std: f64| (byte / 255.0 - mean) / std;
+        let close = |at: &[i64], value: f64| (batch.x().double_value(at) - value).abs() < 1e-6;
+        assert!(close(&[0, 0, 0, 1], expect(170.0, 0.5, 0.5)));
+        assert!(close(&[1, 1, 1, 1], expect(70.0, 0.0, 2.0)));
+        assert_eq!(batch.y().int64_value(&[0]), 2);
+        let Pixels::U8(bytes) = raw().pixels else { unreachable!() };
+        let floats = Pixels::F32(bytes.iter().map(|byte| f32::from(*byte) / 255.0).collect());
+        let same = Dataset::new(Raw { pixels: floats, ..raw() }, 3, normalisation).batch(&[2, 0]);
+        assert_eq!(same.x(), batch.x());
+    }
+
+    #[test]
+    fn computed_normalisation_leaves_mean_zero_and_deviation_one() {
+        let normalisation = raw().normalisation();
+        let x = Dataset::new(raw(), 3, normalisation).batch(&[0, 1, 2]).x().shallow_clone();
+        for channel in 0..2 {
+            let values = x.select(1, channel);
+            assert!(values.mean(tch::Kind::Float).double_value(&[]).abs() < 1e-5);
+            assert!((values.std(false).double_value(&[]) - 1.0).abs() < 1e-5);
+        }
+    }
+
+    #[test]
+    fn a_hold_out_takes_every_sample_once() {
+        let (train, validation) = raw().hold_out(0.3);
+        assert_eq!((train.labels.len(), validation.labels.len()), (2, 1));
+        let mut all: Vec<i64> = train.labels.iter().chain(&validation.labels).copied().collect();
+        all.sort_unstable();
+        assert_eq!(all, [0, 1, 2]);
+    }
+
+    #[test]
+    fn counts_labels_and_values_that_do_not_fit_are_refused() {
+        let path = Path::new("file");
+        let message = |raw: Raw, classes| raw.check(path, classes).unwrap_err().to_string();
+        assert_eq!(message(Raw { labels: vec![0], ..raw() }, 3), "file: 3 images but 1 labels");
+        assert_eq!(message(raw(), 2), "file: row 2: label 2 is not below the number of classes, 2");
+        let mut floats = vec![0.0; 24];
+        floats[9] = f32::NAN;
+        assert_eq!(message(Raw { pixels: Pixels::F32(floats), ..raw() }, 3), "file: row 1: a value is NaN");
+    }
+}
