@@ -37,31 +37,47 @@ pub struct AddressError {
 /// Reads a `--peer` value or a remembered address.
 pub(super) fn parse(text: &str) -> Result<Place, AddressError> {
     let text = text.trim();
-    let error = |reason| AddressError { text: text.chars().take(120).collect(), reason };
+    let error = |reason| AddressError {
+        text: text.chars().take(120).collect(),
+        reason,
+    };
     if text.starts_with('/') {
         let address: Multiaddr = text.parse().map_err(|_| error("no valid multiaddr"))?;
-        return from_multiaddr(&address).ok_or_else(|| error("not of the form /ip4|ip6|dns/…/tcp/PORT"));
+        return from_multiaddr(&address)
+            .ok_or_else(|| error("not of the form /ip4|ip6|dns/…/tcp/PORT"));
     }
     if let Ok(address) = text.parse::<SocketAddr>() {
         if address.port() == 0 {
             return Err(error("port 0 cannot be dialled"));
         }
-        return Ok(Place { host: Host::Address(plain(address)), peer: None });
+        return Ok(Place {
+            host: Host::Address(plain(address)),
+            peer: None,
+        });
     }
-    let (name, port) = text.rsplit_once(':').ok_or_else(|| error("the port is missing"))?;
-    let port: u16 = port.parse().map_err(|_| error("the port is not a number up to 65535"))?;
+    let (name, port) = text
+        .rsplit_once(':')
+        .ok_or_else(|| error("the port is missing"))?;
+    let port: u16 = port
+        .parse()
+        .map_err(|_| error("the port is not a number up to 65535"))?;
     let valid = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     if port == 0 || name.is_empty() || name.len() > 253 || !name.chars().all(valid) {
         return Err(error("not a host name and port"));
     }
-    Ok(Place { host: Host::Name(name.to_owned(), port), peer: None })
+    Ok(Place {
+        host: Host::Name(name.to_owned(), port),
+        peer: None,
+    })
 }
 
 /// Reads `/ip4|ip6|dns*/…/tcp/PORT[/p2p/ID]`.
 pub(super) fn from_multiaddr(address: &Multiaddr) -> Option<Place> {
     let mut parts = address.iter();
     let host = parts.next()?;
-    let Some(Protocol::Tcp(port @ 1..)) = parts.next() else { return None };
+    let Some(Protocol::Tcp(port @ 1..)) = parts.next() else {
+        return None;
+    };
     let host = match host {
         Protocol::Ip4(ip) => Host::Address(SocketAddr::new(ip.into(), port)),
         Protocol::Ip6(ip) => Host::Address(plain(SocketAddr::new(ip.into(), port))),
@@ -88,7 +104,9 @@ pub(super) fn socket_of(address: &Multiaddr) -> Option<SocketAddr> {
 
 /// `address` as the swarm wants it.
 pub(super) fn to_multiaddr(address: SocketAddr) -> Multiaddr {
-    Multiaddr::empty().with(address.ip().into()).with(Protocol::Tcp(address.port()))
+    Multiaddr::empty()
+        .with(address.ip().into())
+        .with(Protocol::Tcp(address.port()))
 }
 
 /// The text under which `peer` at `address` is remembered.
@@ -128,8 +146,16 @@ mod tests {
             (&known, Host::Address(address), Some(peer)),
             ("[::1]:7", Host::Address("[::1]:7".parse().unwrap()), None),
             ("[::ffff:192.168.1.5]:4001", Host::Address(address), None),
-            ("nas.local:4001", Host::Name("nas.local".to_owned(), 4001), None),
-            ("/dns/nas.local/tcp/4001", Host::Name("nas.local".to_owned(), 4001), None),
+            (
+                "nas.local:4001",
+                Host::Name("nas.local".to_owned(), 4001),
+                None,
+            ),
+            (
+                "/dns/nas.local/tcp/4001",
+                Host::Name("nas.local".to_owned(), 4001),
+                None,
+            ),
         ] {
             assert_eq!(parse(text), Ok(Place { host, peer }), "{text}");
         }
@@ -137,7 +163,18 @@ mod tests {
 
     #[test]
     fn what_is_no_address_is_refused_with_the_reason() {
-        for text in ["", "nas", "nas:", ":4", "nas:0", "1.2.3.4:0", "a b:4", "nas:70000", "/ip4/1.2.3.4", "/ip4/1.2.3.4/udp/4"] {
+        for text in [
+            "",
+            "nas",
+            "nas:",
+            ":4",
+            "nas:0",
+            "1.2.3.4:0",
+            "a b:4",
+            "nas:70000",
+            "/ip4/1.2.3.4",
+            "/ip4/1.2.3.4/udp/4",
+        ] {
             let error = parse(text).unwrap_err();
             assert!(error.to_string().contains("is not an address"), "{text}");
         }

@@ -24,7 +24,7 @@ const MAX_IN_FLIGHT: usize = 16;
 /// Addresses kept in all; beyond that the worst is forgotten.
 const MAX_ADDRESSES: usize = 1024;
 /// Addresses kept per peer.
-const MAX_PER_PEER: usize = 16;
+pub(super) const MAX_PER_PEER: usize = 16;
 /// Hearsay that failed this often in a row is forgotten (about eight minutes).
 const MAX_HEARSAY_FAILURES: u32 = 12;
 /// A renewed announcement of an address cuts its pause short, but not more often than this.
@@ -108,7 +108,14 @@ impl Dialer {
     }
 
     /// An address was heard of. `group` joins addresses that were announced together.
-    pub(super) fn heard(&mut self, now: Tick, target: Target, via: Via, rank: Rank, group: Option<u64>) {
+    pub(super) fn heard(
+        &mut self,
+        now: Tick,
+        target: Target,
+        via: Via,
+        rank: Rank,
+        group: Option<u64>,
+    ) {
         if self.own.contains(&target.address) {
             return;
         }
@@ -165,18 +172,27 @@ impl Dialer {
         if self.in_flight.len() >= MAX_IN_FLIGHT {
             return None;
         }
-        self.entries.iter().filter(|(target, entry)| self.may_dial(target, entry)).map(|(_, entry)| entry.next_try).min()
+        self.entries
+            .iter()
+            .filter(|(target, entry)| self.may_dial(target, entry))
+            .map(|(_, entry)| entry.next_try)
+            .min()
     }
 
     /// A dial came to nothing.
     pub(super) fn failed(&mut self, now: Tick, target: Target, reason: String) {
         self.in_flight.remove(&target);
-        let Some(entry) = self.entries.get_mut(&target) else { return };
+        let Some(entry) = self.entries.get_mut(&target) else {
+            return;
+        };
         entry.failures = entry.failures.saturating_add(1);
         entry.reason = Some(reason);
         let doublings = (entry.failures - 1).min(16);
-        let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(LONGEST_PAUSE);
-        entry.next_try = now + pause.mul_f64(self.rng.next_u32() as f64 / u32::MAX as f64 * 0.5 + 0.75);
+        let pause = FIRST_PAUSE
+            .saturating_mul(1 << doublings)
+            .min(LONGEST_PAUSE);
+        entry.next_try =
+            now + pause.mul_f64(self.rng.next_u32() as f64 / u32::MAX as f64 * 0.5 + 0.75);
         if entry.is_hearsay() && entry.failures >= MAX_HEARSAY_FAILURES {
             self.entries.remove(&target);
         }
@@ -185,10 +201,17 @@ impl Dialer {
     /// A dial ended at another peer than expected: the address is that peer's now.
     pub(super) fn wrong_peer(&mut self, now: Tick, target: Target, obtained: PeerId) {
         self.in_flight.remove(&target);
-        let Some(mut entry) = self.entries.remove(&target) else { return };
+        let Some(mut entry) = self.entries.remove(&target) else {
+            return;
+        };
         entry.next_try = now;
         entry.reason = None;
-        self.entries.entry(Target { peer: Some(obtained), address: target.address }).or_insert(entry);
+        self.entries
+            .entry(Target {
+                peer: Some(obtained),
+                address: target.address,
+            })
+            .or_insert(entry);
     }
 
     /// `peer` is connected; `dialled` is what led to it, if it was a dial of ours.
@@ -197,8 +220,13 @@ impl Dialer {
         let Some(target) = dialled else { return };
         self.in_flight.remove(&target);
         let group = self.entries.get(&target).and_then(|entry| entry.group);
-        self.adopt(peer, |bare, entry| bare.address == target.address || (group.is_some() && entry.group == group));
-        if let Some(entry) = self.entries.get_mut(&Target { peer: Some(peer), address: target.address }) {
+        self.adopt(peer, |bare, entry| {
+            bare.address == target.address || (group.is_some() && entry.group == group)
+        });
+        if let Some(entry) = self.entries.get_mut(&Target {
+            peer: Some(peer),
+            address: target.address,
+        }) {
             entry.failures = 0;
             entry.good = true;
             entry.reason = None;
@@ -211,19 +239,28 @@ impl Dialer {
         if !self.connected.remove(&peer) {
             return;
         }
-        for (_, entry) in self.entries.iter_mut().filter(|(target, _)| target.peer == Some(peer)) {
+        for (_, entry) in self
+            .entries
+            .iter_mut()
+            .filter(|(target, _)| target.peer == Some(peer))
+        {
             entry.since = now;
             entry.failures = 0;
             // Both sides redial: spread them a little, so that one comes first.
-            entry.next_try = now + FIRST_PAUSE.mul_f64(self.rng.next_u32() as f64 / u32::MAX as f64 * 0.5);
+            entry.next_try =
+                now + FIRST_PAUSE.mul_f64(self.rng.next_u32() as f64 / u32::MAX as f64 * 0.5);
         }
     }
 
     /// The local network says that these addresses are no longer offered.
     pub(super) fn withdrawn(&mut self, group: u64) {
         self.entries.retain(|target, entry| {
-            let gone = entry.group == Some(group) && entry.via.remove(&Via::Mdns) && entry.via.is_empty();
-            !gone || target.peer.is_some_and(|peer| self.connected.contains(&peer))
+            let gone =
+                entry.group == Some(group) && entry.via.remove(&Via::Mdns) && entry.via.is_empty();
+            !gone
+                || target
+                    .peer
+                    .is_some_and(|peer| self.connected.contains(&peer))
         });
     }
 
@@ -243,12 +280,19 @@ impl Dialer {
         let same = |other: &Target| {
             other.address == target.address
                 || (target.peer.is_some() && other.peer == target.peer)
-                || (entry.group.is_some() && self.entries.get(other).is_some_and(|e| e.group == entry.group))
+                || (entry.group.is_some()
+                    && self
+                        .entries
+                        .get(other)
+                        .is_some_and(|e| e.group == entry.group))
         };
         let reached = match target.peer {
             Some(peer) => self.connected.contains(&peer),
             None => self.connected.iter().any(|&peer| {
-                self.entries.contains_key(&Target { peer: Some(peer), address: target.address })
+                self.entries.contains_key(&Target {
+                    peer: Some(peer),
+                    address: target.address,
+                })
             }),
         };
         !reached && !self.in_flight.iter().any(same)
@@ -263,17 +307,26 @@ impl Dialer {
             .map(|(target, _)| *target)
             .collect();
         for target in bare {
-            let Some(entry) = self.entries.remove(&target) else { continue };
-            let named = self.entries.entry(Target { peer: Some(peer), address: target.address });
-            named.and_modify(|known| known.via.extend(&entry.via)).or_insert(entry);
+            let Some(entry) = self.entries.remove(&target) else {
+                continue;
+            };
+            let named = self.entries.entry(Target {
+                peer: Some(peer),
+                address: target.address,
+            });
+            named
+                .and_modify(|known| known.via.extend(&entry.via))
+                .or_insert(entry);
         }
     }
 
     /// mDNS does not say whose an address is; if a peer is known to be there, that is whose. True if so.
     fn renew_named(&mut self, now: Tick, address: SocketAddr) -> bool {
         let mut known = false;
-        for (_, entry) in
-            self.entries.iter_mut().filter(|(target, _)| target.peer.is_some() && target.address == address)
+        for (_, entry) in self
+            .entries
+            .iter_mut()
+            .filter(|(target, _)| target.peer.is_some() && target.address == address)
         {
             entry.via.insert(Via::Mdns);
             renew(entry, now);
@@ -327,11 +380,17 @@ mod tests {
     }
 
     fn bare(n: u16) -> Target {
-        Target { peer: None, address: address(n) }
+        Target {
+            peer: None,
+            address: address(n),
+        }
     }
 
     fn named(peer: u8, n: u16) -> Target {
-        Target { peer: Some(PeerId([peer; 32])), address: address(n) }
+        Target {
+            peer: Some(PeerId([peer; 32])),
+            address: address(n),
+        }
     }
 
     fn peer(n: u8) -> PeerId {
@@ -360,7 +419,10 @@ mod tests {
             let next = dialer.next_wakeup().unwrap();
             let nominal = (0.5 * f64::from(1 << n.min(10))).min(60.0);
             let pause = next.since(now).as_secs_f64();
-            assert!((0.74 * nominal..=1.26 * nominal).contains(&pause), "failure {n}: {pause}");
+            assert!(
+                (0.74 * nominal..=1.26 * nominal).contains(&pause),
+                "failure {n}: {pause}"
+            );
             assert_eq!(dialer.poll(Tick(next.0 - 1)), None);
             now = next;
         }
@@ -388,7 +450,11 @@ mod tests {
         assert_eq!(dialer.poll(at(0.0)), None);
         dialer.connected(at(0.1), peer(1), Some(bare(1)));
         assert_eq!(dialer.poll(at(9.0)), None);
-        assert!(dialer.entries().all(|(target, _)| target.peer == Some(peer(1))));
+        assert!(
+            dialer
+                .entries()
+                .all(|(target, _)| target.peer == Some(peer(1)))
+        );
     }
 
     #[test]

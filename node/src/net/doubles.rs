@@ -45,7 +45,11 @@ impl Doubles {
         let other = self.open.iter().position(|(_, other, _)| *other != end);
         if let Some(other) = other {
             let (_, _, there) = self.open.remove(other);
-            return Some(Verdict::Ourselves(if end == End::Dialled { address } else { there }));
+            return Some(Verdict::Ourselves(if end == End::Dialled {
+                address
+            } else {
+                there
+            }));
         }
         if self.open.len() < MAX_REMEMBERED {
             self.open.push((now, end, address));
@@ -55,18 +59,26 @@ impl Doubles {
 
     /// The next meeting that turned out to be with a double.
     pub(super) fn poll(&mut self, now: Tick) -> Option<Verdict> {
-        let due = self.open.iter().position(|(since, _, _)| now.since(*since) >= TOGETHER)?;
+        let due = self
+            .open
+            .iter()
+            .position(|(since, _, _)| now.since(*since) >= TOGETHER)?;
         Some(Verdict::Double(self.open.remove(due).2))
     }
 
     /// When `poll` may have something new.
     pub(super) fn next_wakeup(&self) -> Option<Tick> {
-        self.open.iter().map(|(since, _, _)| *since + TOGETHER).min()
+        self.open
+            .iter()
+            .map(|(since, _, _)| *since + TOGETHER)
+            .min()
     }
 
     /// Whether a double at `address` is news; the port may change with every connection, so only the ip counts.
     pub(super) fn is_news(&mut self, now: Tick, address: &str) -> bool {
-        let ip = address.parse::<SocketAddr>().map_or_else(|_| address.to_owned(), |address| address.ip().to_string());
+        let ip = address
+            .parse::<SocketAddr>()
+            .map_or_else(|_| address.to_owned(), |address| address.ip().to_string());
         self.reported.retain(|_, since| now.since(*since) < QUIET);
         if self.reported.len() >= MAX_REMEMBERED || self.reported.contains_key(&ip) {
             return false;
@@ -92,9 +104,18 @@ mod tests {
     fn a_connection_that_shows_at_both_ends_is_our_own() {
         for ends in [[End::Dialled, End::Accepted], [End::Accepted, End::Dialled]] {
             let mut doubles = Doubles::default();
-            let addresses = ends.map(|end| if end == End::Dialled { there() } else { "10.0.0.1:9".parse().unwrap() });
+            let addresses = ends.map(|end| {
+                if end == End::Dialled {
+                    there()
+                } else {
+                    "10.0.0.1:9".parse().unwrap()
+                }
+            });
             assert_eq!(doubles.met(at(0), ends[0], addresses[0]), None);
-            assert_eq!(doubles.met(at(0), ends[1], addresses[1]), Some(Verdict::Ourselves(there())));
+            assert_eq!(
+                doubles.met(at(0), ends[1], addresses[1]),
+                Some(Verdict::Ourselves(there()))
+            );
             assert_eq!((doubles.poll(at(9)), doubles.next_wakeup()), (None, None));
         }
     }
@@ -104,7 +125,10 @@ mod tests {
         for end in [End::Dialled, End::Accepted] {
             let mut doubles = Doubles::default();
             assert_eq!(doubles.met(at(0), end, there()), None);
-            assert_eq!((doubles.poll(at(0)), doubles.next_wakeup()), (None, Some(at(1))));
+            assert_eq!(
+                (doubles.poll(at(0)), doubles.next_wakeup()),
+                (None, Some(at(1)))
+            );
             assert_eq!(doubles.poll(at(1)), Some(Verdict::Double(there())));
         }
     }

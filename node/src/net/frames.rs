@@ -20,7 +20,11 @@ pub(super) enum ReadError {
 }
 
 /// Writes one frame; the caller flushes.
-pub(super) async fn write<S: AsyncWrite + Unpin>(stream: &mut S, kind: FrameKind, body: &[u8]) -> io::Result<()> {
+pub(super) async fn write<S: AsyncWrite + Unpin>(
+    stream: &mut S,
+    kind: FrameKind,
+    body: &[u8],
+) -> io::Result<()> {
     let header = Header::of(kind, body).map_err(io::Error::other)?;
     stream.write_all(&header.to_bytes()).await?;
     stream.write_all(body).await
@@ -40,7 +44,10 @@ pub(super) async fn read<S: AsyncRead + Unpin>(
     stream.read_exact(&mut header[first..]).await?;
     let header = Header::decode(&header, |_| bound)?;
     if header.kind != kind {
-        return Err(ReadError::Kind { wanted: kind, got: header.kind });
+        return Err(ReadError::Kind {
+            wanted: kind,
+            got: header.kind,
+        });
     }
     let length = header.length as usize;
     let mut body = Vec::new();
@@ -74,8 +81,14 @@ mod tests {
         block_on(write(&mut stream, FrameKind::Update, &body)).unwrap();
         let bytes = stream.into_inner();
         assert_eq!(read_all(&bytes, u32::MAX).unwrap(), Some(body));
-        assert!(matches!(read_all(&bytes, 100), Err(ReadError::Frame(FrameError::TooLong { .. }))));
-        assert!(matches!(read_all(&bytes[..bytes.len() - 1], u32::MAX), Err(ReadError::Io(_))));
+        assert!(matches!(
+            read_all(&bytes, 100),
+            Err(ReadError::Frame(FrameError::TooLong { .. }))
+        ));
+        assert!(matches!(
+            read_all(&bytes[..bytes.len() - 1], u32::MAX),
+            Err(ReadError::Io(_))
+        ));
         assert_eq!(read_all(&[], 100).unwrap(), None);
     }
 
@@ -83,7 +96,10 @@ mod tests {
     fn a_frame_of_another_kind_is_refused() {
         let mut stream = Cursor::new(Vec::new());
         block_on(write(&mut stream, FrameKind::Control, b"x")).unwrap();
-        assert!(matches!(read_all(&stream.into_inner(), 100), Err(ReadError::Kind { .. })));
+        assert!(matches!(
+            read_all(&stream.into_inner(), 100),
+            Err(ReadError::Kind { .. })
+        ));
     }
 
     proptest! {

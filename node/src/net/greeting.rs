@@ -41,7 +41,11 @@ pub(super) struct Greeting {
 impl Greeting {
     /// The greeting of the process `instance`.
     pub(super) fn new(instance: Instance) -> Self {
-        Self { instance, software: env!("CARGO_PKG_VERSION").to_owned(), your_double: None }
+        Self {
+            instance,
+            software: env!("CARGO_PKG_VERSION").to_owned(),
+            your_double: None,
+        }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -91,25 +95,34 @@ pub(super) async fn ask(
         let stream = opened.await.map_err(|_| GreetingError::Closed)??;
         exchange(stream, own).await
     };
-    timeout(PATIENCE, talk).await.unwrap_or(Err(GreetingError::TimedOut))
+    timeout(PATIENCE, talk)
+        .await
+        .unwrap_or(Err(GreetingError::TimedOut))
 }
 
 /// Answers a greeting on a stream that the other side opened.
 pub(super) async fn answer(stream: Stream, own: Greeting) -> Result<Greeting, GreetingError> {
-    timeout(PATIENCE, exchange(stream, own)).await.unwrap_or(Err(GreetingError::TimedOut))
+    timeout(PATIENCE, exchange(stream, own))
+        .await
+        .unwrap_or(Err(GreetingError::TimedOut))
 }
 
 /// Each side speaks before it listens, so that both learn of a version that they do not share.
 async fn exchange(mut stream: Stream, own: Greeting) -> Result<Greeting, GreetingError> {
     frames::write(&mut stream, FrameKind::Control, &own.encode()).await?;
     stream.flush().await?;
-    let body = frames::read(&mut stream, FrameKind::Control, MAX_BYTES).await?.ok_or(GreetingError::Closed)?;
+    let body = frames::read(&mut stream, FrameKind::Control, MAX_BYTES)
+        .await?
+        .ok_or(GreetingError::Closed)?;
     stream.close().await?;
     Ok(Greeting::decode(&body)?)
 }
 
 fn printable(text: &str) -> String {
-    text.chars().filter(char::is_ascii_graphic).take(MAX_TEXT).collect()
+    text.chars()
+        .filter(char::is_ascii_graphic)
+        .take(MAX_TEXT)
+        .collect()
 }
 
 #[cfg(test)]
@@ -128,8 +141,14 @@ mod tests {
 
     #[test]
     fn terminal_codes_are_dropped() {
-        let greeting = Greeting { software: "1.0\u{1b}[31m\n".to_owned(), ..Greeting::new([0; 16]) };
-        assert_eq!(Greeting::decode(&greeting.encode()).unwrap().software, "1.0[31m");
+        let greeting = Greeting {
+            software: "1.0\u{1b}[31m\n".to_owned(),
+            ..Greeting::new([0; 16])
+        };
+        assert_eq!(
+            Greeting::decode(&greeting.encode()).unwrap().software,
+            "1.0[31m"
+        );
     }
 
     proptest! {

@@ -15,14 +15,22 @@ pub struct Identity {
 impl Identity {
     /// Makes a new identity.
     pub fn generate() -> Self {
-        Self { keypair: ed25519::Keypair::generate() }
+        Self {
+            keypair: ed25519::Keypair::generate(),
+        }
     }
 
     /// The identity whose secret key is `secret`; any 32 bytes are one.
     pub fn from_secret(mut secret: [u8; 32]) -> Self {
-        #[expect(clippy::expect_used, reason = "the only failure is a length other than 32")]
-        let key = ed25519::SecretKey::try_from_bytes(&mut secret).expect("32 bytes are a secret key");
-        Self { keypair: key.into() }
+        #[expect(
+            clippy::expect_used,
+            reason = "the only failure is a length other than 32"
+        )]
+        let key =
+            ed25519::SecretKey::try_from_bytes(&mut secret).expect("32 bytes are a secret key");
+        Self {
+            keypair: key.into(),
+        }
     }
 
     /// The secret key. Whoever knows it is this peer.
@@ -87,7 +95,10 @@ impl fmt::Debug for MeshKey {
 pub(super) fn random<const N: usize>() -> [u8; N] {
     let seed = ed25519::SecretKey::generate();
     let mut bytes = [0; N];
-    blake3::Hasher::new().update(seed.as_ref()).finalize_xof().fill(&mut bytes);
+    blake3::Hasher::new()
+        .update(seed.as_ref())
+        .finalize_xof()
+        .fill(&mut bytes);
     bytes
 }
 
@@ -121,7 +132,10 @@ mod tests {
     #[test]
     fn a_secret_makes_the_same_identity_again() {
         let identity = Identity::generate();
-        assert_eq!(Identity::from_secret(identity.secret()).peer(), identity.peer());
+        assert_eq!(
+            Identity::from_secret(identity.secret()).peer(),
+            identity.peer()
+        );
     }
 
     #[test]

@@ -71,7 +71,10 @@ impl Interfaces {
     /// No interfaces yet; later only those whose name matches one of `wanted` (`*` and `?` are wildcards; empty means
     /// all) are used.
     pub(super) fn new(wanted: Vec<String>) -> Self {
-        Self { list: Vec::new(), wanted }
+        Self {
+            list: Vec::new(),
+            wanted,
+        }
     }
 
     /// Asks the system again; true if something changed.
@@ -83,7 +86,12 @@ impl Interfaces {
                     if_addrs::IfAddr::V4(v4) => (v4.ip.into(), v4.prefixlen),
                     if_addrs::IfAddr::V6(v6) => (v6.ip.into(), v6.prefixlen),
                 };
-                Interface { kind: kind_of(&found.name, ip), name: found.name, ip, prefix }
+                Interface {
+                    kind: kind_of(&found.name, ip),
+                    name: found.name,
+                    ip,
+                    prefix,
+                }
             })
             .collect();
         let changed = list != self.list;
@@ -108,7 +116,10 @@ impl Interfaces {
 
     /// Whether the machine has no usable address but its loopback.
     pub(super) fn only_loopback(&self) -> bool {
-        !self.list.iter().any(|i| i.kind != InterfaceKind::Loopback && self.allows(&i.name) && dialable(i.ip))
+        !self
+            .list
+            .iter()
+            .any(|i| i.kind != InterfaceKind::Loopback && self.allows(&i.name) && dialable(i.ip))
     }
 
     /// The kind of the interface that has the address `ip`.
@@ -140,8 +151,24 @@ impl Interfaces {
 /// Judges an interface by its name.
 fn kind_of(name: &str, ip: IpAddr) -> InterfaceKind {
     const VIRTUAL: [&str; 18] = [
-        "docker", "br-", "veth", "virbr", "vmnet", "vboxnet", "tun", "tap", "wg", "tailscale", "zt", "awdl", "llw",
-        "utun", "cni", "flannel", "podman", "lxc",
+        "docker",
+        "br-",
+        "veth",
+        "virbr",
+        "vmnet",
+        "vboxnet",
+        "tun",
+        "tap",
+        "wg",
+        "tailscale",
+        "zt",
+        "awdl",
+        "llw",
+        "utun",
+        "cni",
+        "flannel",
+        "podman",
+        "lxc",
     ];
     if ip.is_loopback() {
         InterfaceKind::Loopback
@@ -154,7 +181,8 @@ fn kind_of(name: &str, ip: IpAddr) -> InterfaceKind {
 
 /// Whether `name` fits `pattern`, in which `*` stands for anything and `?` for one character.
 fn matches(pattern: &str, name: &str) -> bool {
-    let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
+    let (pattern, name): (Vec<char>, Vec<char>) =
+        (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n) = (0, 0);
     let mut star = None;
     while n < name.len() {
@@ -169,7 +197,9 @@ fn matches(pattern: &str, name: &str) -> bool {
             }
             _ => {
                 // Give the last star one character more and try again.
-                let Some((at, taken)) = star else { return false };
+                let Some((at, taken)) = star else {
+                    return false;
+                };
                 star = Some((at, taken + 1));
                 p = at + 1;
                 n = taken + 1;
@@ -187,10 +217,18 @@ impl Interfaces {
             .iter()
             .map(|&(name, ip, prefix)| {
                 let ip = ip.parse().unwrap();
-                Interface { name: name.to_owned(), ip, prefix, kind: kind_of(name, ip) }
+                Interface {
+                    name: name.to_owned(),
+                    ip,
+                    prefix,
+                    kind: kind_of(name, ip),
+                }
             })
             .collect();
-        Self { list, wanted: Vec::new() }
+        Self {
+            list,
+            wanted: Vec::new(),
+        }
     }
 }
 
@@ -227,10 +265,17 @@ mod tests {
 
     #[test]
     fn a_prefix_of_zero_and_of_the_full_length_are_no_trap() {
-        let machine = Interfaces::of(&[("eth0", "10.0.0.1", 32), ("eth1", "fd00::1", 0), ("eth2", "fd01::1", 128)]);
+        let machine = Interfaces::of(&[
+            ("eth0", "10.0.0.1", 32),
+            ("eth1", "fd00::1", 0),
+            ("eth2", "fd01::1", 128),
+        ]);
         assert_eq!(machine.rank("10.0.0.2:1".parse().unwrap()), Rank::Routed);
         assert_eq!(machine.rank("10.0.0.1:1".parse().unwrap()), Rank::Neighbour);
-        assert_eq!(machine.rank("[fe00::1]:1".parse().unwrap()), Rank::Neighbour);
+        assert_eq!(
+            machine.rank("[fe00::1]:1".parse().unwrap()),
+            Rank::Neighbour
+        );
     }
 
     #[test]
@@ -250,20 +295,30 @@ mod tests {
         let mut chosen = machine();
         chosen.wanted = vec!["wg*".to_owned()];
         assert!(chosen.allows("wg0") && !chosen.allows("eth0"));
-        assert!(chosen.allows_ip("10.8.0.2".parse().unwrap()) && !chosen.allows_ip("192.168.1.5".parse().unwrap()));
+        assert!(
+            chosen.allows_ip("10.8.0.2".parse().unwrap())
+                && !chosen.allows_ip("192.168.1.5".parse().unwrap())
+        );
     }
 
     #[test]
     fn a_machine_with_nothing_but_loopback_is_told_apart() {
         assert!(!machine().only_loopback());
         assert!(Interfaces::of(&[("lo", "127.0.0.1", 8), ("eth0", "fe80::1", 64)]).only_loopback());
-        assert_eq!(machine().kind_at("172.17.0.1".parse().unwrap()), Some(InterfaceKind::Virtual));
+        assert_eq!(
+            machine().kind_at("172.17.0.1".parse().unwrap()),
+            Some(InterfaceKind::Virtual)
+        );
     }
 
     #[test]
     fn this_machine_has_a_loopback() {
         let mut here = Interfaces::new(Vec::new());
         assert!(here.refresh().unwrap());
-        assert!(here.list().iter().any(|i| i.kind == InterfaceKind::Loopback));
+        assert!(
+            here.list()
+                .iter()
+                .any(|i| i.kind == InterfaceKind::Loopback)
+        );
     }
 }

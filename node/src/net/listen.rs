@@ -7,24 +7,54 @@ use super::NetError;
 use super::interfaces::Interfaces;
 
 /// What a peer listens on when nothing is asked for: every interface, one free port for IPv4 and IPv6.
-const EVERYWHERE: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+const EVERYWHERE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+];
 
 /// The addresses to bind for `wanted` (empty: everywhere), each of them free at this moment.
-pub(super) fn choose(wanted: &[SocketAddr], interfaces: &Interfaces) -> Result<Vec<SocketAddr>, NetError> {
+pub(super) fn choose(
+    wanted: &[SocketAddr],
+    interfaces: &Interfaces,
+) -> Result<Vec<SocketAddr>, NetError> {
     let explicit = !wanted.is_empty();
-    let wanted: Vec<SocketAddr> =
-        if explicit { wanted.to_vec() } else { EVERYWHERE.map(|ip| SocketAddr::new(ip, 0)).to_vec() };
+    let wanted: Vec<SocketAddr> = if explicit {
+        wanted.to_vec()
+    } else {
+        EVERYWHERE.map(|ip| SocketAddr::new(ip, 0)).to_vec()
+    };
     let mut chosen: Vec<SocketAddr> = Vec::new();
     // One port on all addresses is easier to remember and to open in a firewall.
     let mut port = 0;
-    for address in wanted.iter().flat_map(|address| expand(*address, interfaces)) {
-        let same = SocketAddr::new(address.ip(), if address.port() == 0 { port } else { address.port() });
-        match probe(same).or_else(|error| if same == address { Err(error) } else { probe(address) }) {
+    for address in wanted
+        .iter()
+        .flat_map(|address| expand(*address, interfaces))
+    {
+        let same = SocketAddr::new(
+            address.ip(),
+            if address.port() == 0 {
+                port
+            } else {
+                address.port()
+            },
+        );
+        match probe(same).or_else(|error| {
+            if same == address {
+                Err(error)
+            } else {
+                probe(address)
+            }
+        }) {
             Ok(free) => {
                 port = if port == 0 { free.port() } else { port };
                 chosen.push(free);
             }
-            Err(error) if explicit => return Err(NetError::Listen { address, reason: error.to_string() }),
+            Err(error) if explicit => {
+                return Err(NetError::Listen {
+                    address,
+                    reason: error.to_string(),
+                });
+            }
             // A machine without IPv6 (or without IPv4) is no fault.
             Err(error) => tracing::debug!(%address, %error, "not listening there"),
         }
@@ -62,7 +92,11 @@ mod tests {
     #[test]
     fn by_default_ipv4_and_ipv6_share_a_port() {
         let chosen = choose(&[], &Interfaces::new(Vec::new())).unwrap();
-        assert!(chosen.iter().all(|address| address.port() == chosen[0].port() && address.port() != 0));
+        assert!(
+            chosen
+                .iter()
+                .all(|address| address.port() == chosen[0].port() && address.port() != 0)
+        );
     }
 
     #[test]

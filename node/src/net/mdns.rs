@@ -6,7 +6,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use mdns_sd::{IfKind, IfPredicate, ResolvedService, ScopedIp, ServiceDaemon, ServiceEvent, ServiceInfo};
+use mdns_sd::{
+    IfKind, IfPredicate, ResolvedService, ScopedIp, ServiceDaemon, ServiceEvent, ServiceInfo,
+};
 use tokio::sync::mpsc;
 
 use super::address::dialable;
@@ -22,7 +24,10 @@ const RESTART: std::time::Duration = std::time::Duration::from_secs(1);
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     /// A peer of this mesh. `group` names the announcement.
-    Ours { group: u64, addresses: Vec<SocketAddr> },
+    Ours {
+        group: u64,
+        addresses: Vec<SocketAddr>,
+    },
     /// A peer of another mesh; nothing more is known of it.
     Foreign { group: u64 },
     /// An announcement was taken back or ran out.
@@ -48,9 +53,17 @@ impl Beacon {
         daemon.disable_interface(IfKind::Predicate(IfPredicate::new(unwanted)))?;
         let instance = data_encoding::HEXLOWER.encode(&random::<8>());
         let key = key.derive("skein 1 mdns tag");
-        let listener = Listener { daemon: daemon.clone(), key, own: instance.clone() };
+        let listener = Listener {
+            daemon: daemon.clone(),
+            key,
+            own: instance.clone(),
+        };
         tokio::spawn(listener.run(heard));
-        Ok(Self { daemon, key, instance })
+        Ok(Self {
+            daemon,
+            key,
+            instance,
+        })
     }
 
     /// Announces `addresses`, in place of what was announced before.
@@ -61,11 +74,18 @@ impl Beacon {
         for port in ports {
             // An announcement has one port.
             let name = format!("{}-{port}", self.instance);
-            let ips: Vec<IpAddr> = addresses.iter().filter(|a| a.port() == port).map(SocketAddr::ip).collect();
+            let ips: Vec<IpAddr> = addresses
+                .iter()
+                .filter(|a| a.port() == port)
+                .map(SocketAddr::ip)
+                .collect();
             let nonce = random::<16>();
             let text = [
                 ("n", data_encoding::HEXLOWER.encode(&nonce)),
-                ("t", data_encoding::HEXLOWER.encode(&tag(&self.key, &nonce, &name))),
+                (
+                    "t",
+                    data_encoding::HEXLOWER.encode(&tag(&self.key, &nonce, &name)),
+                ),
             ];
             let host = format!("{}.local.", self.instance);
             let mut service = ServiceInfo::new(SERVICE, &name, &host, &ips[..], port, &text[..])?;
@@ -95,9 +115,13 @@ impl Listener {
     async fn run(self, heard: mpsc::Sender<Heard>) {
         loop {
             // Fails only once the daemon has stopped.
-            let Ok(events) = self.daemon.browse(SERVICE) else { return };
+            let Ok(events) = self.daemon.browse(SERVICE) else {
+                return;
+            };
             while let Ok(event) = events.recv_async().await {
-                let Some(news) = self.judge(event) else { continue };
+                let Some(news) = self.judge(event) else {
+                    continue;
+                };
                 if heard.send(news).await.is_err() {
                     return;
                 }
@@ -109,7 +133,9 @@ impl Listener {
     fn judge(&self, event: ServiceEvent) -> Option<Heard> {
         match event {
             ServiceEvent::ServiceResolved(service) => judge(&self.key, &self.own, &service),
-            ServiceEvent::ServiceRemoved(_, name) => Some(Heard::Withdrawn { group: group(&name) }),
+            ServiceEvent::ServiceRemoved(_, name) => Some(Heard::Withdrawn {
+                group: group(&name),
+            }),
             _ => None,
         }
     }
@@ -126,7 +152,9 @@ fn judge(key: &[u8; 32], own: &str, service: &ResolvedService) -> Option<Heard> 
         let bytes = data_encoding::HEXLOWER.decode(text.as_bytes()).ok()?;
         <[u8; 16]>::try_from(bytes).ok()
     };
-    let ours = field("n").zip(field("t")).is_some_and(|(nonce, claimed)| tag(key, &nonce, name) == claimed);
+    let ours = field("n")
+        .zip(field("t"))
+        .is_some_and(|(nonce, claimed)| tag(key, &nonce, name) == claimed);
     if !ours {
         return Some(Heard::Foreign { group });
     }
@@ -145,14 +173,21 @@ fn judge(key: &[u8; 32], own: &str, service: &ResolvedService) -> Option<Heard> 
 /// What only a holder of the mesh key can compute.
 fn tag(key: &[u8; 32], nonce: &[u8; 16], name: &str) -> [u8; 16] {
     let mut tag = [0; 16];
-    blake3::Hasher::new_keyed(key).update(nonce).update(name.as_bytes()).finalize_xof().fill(&mut tag);
+    blake3::Hasher::new_keyed(key)
+        .update(nonce)
+        .update(name.as_bytes())
+        .finalize_xof()
+        .fill(&mut tag);
     tag
 }
 
 /// A number for an announcement, from its name.
 fn group(fullname: &str) -> u64 {
     let mut number = [0; 8];
-    blake3::Hasher::new().update(fullname.to_lowercase().as_bytes()).finalize_xof().fill(&mut number);
+    blake3::Hasher::new()
+        .update(fullname.to_lowercase().as_bytes())
+        .finalize_xof()
+        .fill(&mut number);
     u64::from_le_bytes(number)
 }
 
@@ -166,16 +201,23 @@ mod tests {
             ("n", data_encoding::HEXLOWER.encode(&nonce)),
             ("t", data_encoding::HEXLOWER.encode(&tag(key, &nonce, name))),
         ];
-        ServiceInfo::new(SERVICE, name, "h.local.", ips, 4001, &text[..]).unwrap().as_resolved_service()
+        ServiceInfo::new(SERVICE, name, "h.local.", ips, 4001, &text[..])
+            .unwrap()
+            .as_resolved_service()
     }
 
     #[test]
     fn the_own_mesh_is_recognised_and_no_other() {
         let (key, other) = ([1; 32], [2; 32]);
         let service = announcement(&key, "abc-1", "10.0.0.5,127.0.0.1");
-        let Some(Heard::Ours { addresses, .. }) = judge(&key, "own", &service) else { panic!("not ours") };
+        let Some(Heard::Ours { addresses, .. }) = judge(&key, "own", &service) else {
+            panic!("not ours")
+        };
         assert_eq!(addresses, ["10.0.0.5:4001".parse().unwrap()]);
-        assert!(matches!(judge(&other, "own", &service), Some(Heard::Foreign { .. })));
+        assert!(matches!(
+            judge(&other, "own", &service),
+            Some(Heard::Foreign { .. })
+        ));
         assert_eq!(judge(&key, "abc", &service), None);
     }
 
@@ -185,11 +227,21 @@ mod tests {
         let nonce = [5; 16];
         let text = [
             ("n", data_encoding::HEXLOWER.encode(&nonce)),
-            ("t", data_encoding::HEXLOWER.encode(&tag(&key, &nonce, "abc-1"))),
+            (
+                "t",
+                data_encoding::HEXLOWER.encode(&tag(&key, &nonce, "abc-1")),
+            ),
         ];
-        let moved = ServiceInfo::new(SERVICE, "xyz-1", "h.local.", "10.0.0.5", 4001, &text[..]).unwrap();
-        assert!(matches!(judge(&key, "own", &moved.as_resolved_service()), Some(Heard::Foreign { .. })));
+        let moved =
+            ServiceInfo::new(SERVICE, "xyz-1", "h.local.", "10.0.0.5", 4001, &text[..]).unwrap();
+        assert!(matches!(
+            judge(&key, "own", &moved.as_resolved_service()),
+            Some(Heard::Foreign { .. })
+        ));
         let bare = ServiceInfo::new(SERVICE, "xyz-1", "h.local.", "10.0.0.5", 4001, None).unwrap();
-        assert!(matches!(judge(&key, "own", &bare.as_resolved_service()), Some(Heard::Foreign { .. })));
+        assert!(matches!(
+            judge(&key, "own", &bare.as_resolved_service()),
+            Some(Heard::Foreign { .. })
+        ));
     }
 }

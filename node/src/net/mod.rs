@@ -12,6 +12,7 @@ mod identity;
 mod address;
 mod interfaces;
 mod peers;
+mod error;
 mod dialer;
 mod doubles;
 mod frames;
@@ -23,6 +24,8 @@ mod listen;
 mod mdns;
 mod session;
 mod contacts;
+mod report;
+mod names;
 mod driver;
 
 use std::net::SocketAddr;
@@ -37,6 +40,7 @@ use tokio::time::timeout;
 
 pub use self::address::AddressError;
 pub use self::dialer::Via;
+pub use self::error::{NetError, PublishError, RequestError, SendError};
 pub use self::identity::{Identity, MeshKey, verify};
 pub use self::interfaces::{Interface, InterfaceKind};
 pub use self::peers::{Direction, Lane, PeerInfo, PeerState, TrafficInfo};
@@ -154,117 +158,14 @@ pub struct Discovery {
     pub interfaces: Vec<Interface>,
 }
 
-/// The network could not be started.
-#[derive(Debug, thiserror::Error)]
-pub enum NetError {
-    /// An address is taken or not of this machine.
-    #[error("cannot listen on {address}: {reason}; choose another with --listen")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// Why.
-        reason: String,
-    },
-    /// No address was left to listen on.
-    #[error("no address to listen on: no interface that may be used has one; check --listen and --interface")]
-    NowhereToListen,
-    /// A `--peer` is no address.
-    #[error("--peer {0}")]
-    Peer(#[from] AddressError),
-    /// The system does not tell its interfaces.
-    #[error("cannot list the network interfaces: {0}")]
-    Interfaces(#[source] std::io::Error),
-    /// The protocol stack could not be set up.
-    #[error("cannot set up the network: {reason}")]
-    Setup {
-        /// Why.
-        reason: String,
-    },
-}
-
-/// A frame was not queued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SendError {
-    /// No session with this peer.
-    #[error("peer {} is not connected", peer.short())]
-    NotConnected {
-        /// Who.
-        peer: PeerId,
-    },
-    /// The peer takes frames more slowly than they are sent.
-    #[error("the {lane:?} lane to peer {} is full", peer.short())]
-    Full {
-        /// Who.
-        peer: PeerId,
-        /// Which lane.
-        lane: Lane,
-    },
-    /// The frame would be refused at the other end.
-    #[error("a frame of {length} bytes is over the {lane:?} lane's bound of {bound}")]
-    TooLong {
-        /// Which lane.
-        lane: Lane,
-        /// Its bytes.
-        length: usize,
-        /// The most allowed.
-        bound: u32,
-    },
-}
-
-/// A request had no response.
-#[derive(Debug, thiserror::Error)]
-pub enum RequestError {
-    /// No session with this peer.
-    #[error("peer {} is not connected", peer.short())]
-    NotConnected {
-        /// Who.
-        peer: PeerId,
-    },
-    /// No response in time.
-    #[error("peer {} did not answer within {deadline:?}", peer.short())]
-    TimedOut {
-        /// Who.
-        peer: PeerId,
-        /// The time it had.
-        deadline: Duration,
-    },
-    /// The peer closed the stream without a response: it refused, or has too many requests.
-    #[error("peer {} refused the request", peer.short())]
-    Refused {
-        /// Who.
-        peer: PeerId,
-    },
-    /// The stream broke, or what came was no response.
-    #[error("request to peer {} failed: {reason}", peer.short())]
-    Broken {
-        /// Who.
-        peer: PeerId,
-        /// Why.
-        reason: String,
-    },
-}
-
-/// Something was not published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PublishError {
-    /// Too long for a published message.
-    #[error("{length} bytes are over the bound of {MAX_PUBLISHED} for a published message")]
-    TooLong {
-        /// Its bytes.
-        length: usize,
-    },
-    /// Too much is being published at once.
-    #[error("too much is being published at once; try again")]
-    Full,
-    /// The network was shut down.
-    #[error("the network was shut down")]
-    Closed,
-}
-
 /// What [`Net`] asks of the driver.
 #[derive(Debug)]
 enum Command {
-    Open { peer: PeerId, protocol: libp2p::StreamProtocol, reply: streams::Opened },
+    Open {
+        peer: PeerId,
+        protocol: libp2p::StreamProtocol,
+        reply: streams::Opened,
+    },
     Publish(Vec<u8>),
     Peers(oneshot::Sender<Vec<PeerInfo>>),
     ListenAddresses(oneshot::Sender<Vec<String>>),
@@ -286,7 +187,10 @@ enum Notice {
     /// A session has passed on its last messages.
     Ended { peer: PeerId },
     /// A `--peer` name was resolved.
-    Resolved { place: address::Place, addresses: Vec<SocketAddr> },
+    Resolved {
+        place: address::Place,
+        addresses: Vec<SocketAddr>,
+    },
     /// At shutdown: all queues are sent.
     Flushed,
 }
@@ -309,10 +213,22 @@ pub async fn start(config: Config) -> Result<Started, NetError> {
     let (commands, commands_out) = mpsc::channel(COMMANDS);
     let local = config.identity.peer();
     let lanes = contacts::Lanes::default();
-    let net = Net { local, commands: commands.clone(), lanes: Arc::clone(&lanes) };
-    let outlets = session::Outlets { events, updates, commands };
+    let net = Net {
+        local,
+        commands: commands.clone(),
+        lanes: Arc::clone(&lanes),
+    };
+    let outlets = session::Outlets {
+        events,
+        updates,
+        commands,
+    };
     driver::start(config, lanes, outlets, commands_out).await?;
-    Ok(Started { net, events: events_out, updates: updates_out })
+    Ok(Started {
+        net,
+        events: events_out,
+        updates: updates_out,
+    })
 }
 
 impl Net {
@@ -328,7 +244,11 @@ impl Net {
     pub fn send(&self, to: PeerId, lane: Lane, body: Vec<u8>) -> Result<(), SendError> {
         let bound = lane.kind().bound();
         if body.len() > bound as usize {
-            return Err(SendError::TooLong { lane, length: body.len(), bound });
+            return Err(SendError::TooLong {
+                lane,
+                length: body.len(),
+                bound,
+            });
         }
         let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
         let queues = lanes.get(&to).ok_or(SendError::NotConnected { peer: to })?;
@@ -346,22 +266,43 @@ impl Net {
     ///
     /// # Errors
     /// [`RequestError`]; the peer may have acted on the request nevertheless.
-    pub async fn request(&self, to: PeerId, body: Vec<u8>, deadline: Duration) -> Result<Vec<u8>, RequestError> {
-        timeout(deadline, self.ask(to, body)).await.unwrap_or(Err(RequestError::TimedOut { peer: to, deadline }))
+    pub async fn request(
+        &self,
+        to: PeerId,
+        body: Vec<u8>,
+        deadline: Duration,
+    ) -> Result<Vec<u8>, RequestError> {
+        timeout(deadline, self.ask(to, body))
+            .await
+            .unwrap_or(Err(RequestError::TimedOut { peer: to, deadline }))
     }
 
     async fn ask(&self, peer: PeerId, body: Vec<u8>) -> Result<Vec<u8>, RequestError> {
         let not_connected = RequestError::NotConnected { peer };
-        let queues = self.lanes.read().unwrap_or_else(PoisonError::into_inner).get(&peer).cloned();
-        let Some(queues) = queues else { return Err(not_connected) };
+        let queues = self
+            .lanes
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&peer)
+            .cloned();
+        let Some(queues) = queues else {
+            return Err(not_connected);
+        };
         // Never closed, so this only waits.
-        let Ok(_permit) = queues.requests.acquire().await else { return Err(not_connected) };
+        let Ok(_permit) = queues.requests.acquire().await else {
+            return Err(not_connected);
+        };
         let broken = |reason: String| RequestError::Broken { peer, reason };
         let mut stream = session::open(&self.commands, peer, streams::REQUEST)
             .await
             .map_err(|error| broken(error.to_string()))?;
-        frames::write(&mut stream, FrameKind::Request, &body).await.map_err(|error| broken(error.to_string()))?;
-        stream.flush().await.map_err(|error| broken(error.to_string()))?;
+        frames::write(&mut stream, FrameKind::Request, &body)
+            .await
+            .map_err(|error| broken(error.to_string()))?;
+        stream
+            .flush()
+            .await
+            .map_err(|error| broken(error.to_string()))?;
         queues.traffic.count(None, peers::Way::Out, body.len());
         let kind = FrameKind::Response;
         let response = frames::read(&mut stream, kind, kind.bound())
@@ -381,10 +322,12 @@ impl Net {
         if data.len() > MAX_PUBLISHED {
             return Err(PublishError::TooLong { length: data.len() });
         }
-        self.commands.try_send(Command::Publish(data)).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => PublishError::Full,
-            mpsc::error::TrySendError::Closed(_) => PublishError::Closed,
-        })
+        self.commands
+            .try_send(Command::Publish(data))
+            .map_err(|error| match error {
+                mpsc::error::TrySendError::Full(_) => PublishError::Full,
+                mpsc::error::TrySendError::Closed(_) => PublishError::Closed,
+            })
     }
 
     /// Every peer heard of in this run, and every address whose owner is not known yet. Empty after `shutdown`.
@@ -394,7 +337,9 @@ impl Net {
 
     /// Where others can reach this peer, ip:port, the most promising first.
     pub async fn listen_addresses(&self) -> Vec<String> {
-        self.query(Command::ListenAddresses).await.unwrap_or_default()
+        self.query(Command::ListenAddresses)
+            .await
+            .unwrap_or_default()
     }
 
     /// What to remember for next time: multiaddrs with the peer's id, at most 256.

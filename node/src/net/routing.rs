@@ -10,8 +10,8 @@ use libp2p::core::Endpoint;
 use libp2p::core::transport::PortUse;
 use libp2p::kad::{self, store::MemoryStore};
 use libp2p::swarm::{
-    ConnectionDenied, ConnectionId, DialError, DialFailure, FromSwarm, NetworkBehaviour, StreamProtocol, THandler,
-    THandlerInEvent, THandlerOutEvent, ToSwarm,
+    ConnectionDenied, ConnectionId, DialError, DialFailure, FromSwarm, NetworkBehaviour,
+    StreamProtocol, THandler, THandlerInEvent, THandlerOutEvent, ToSwarm,
 };
 use libp2p::{Multiaddr, PeerId};
 
@@ -73,7 +73,8 @@ impl NetworkBehaviour for Behaviour {
         local: &Multiaddr,
         remote: &Multiaddr,
     ) -> Result<THandler<Self>, ConnectionDenied> {
-        self.inner.handle_established_inbound_connection(connection, peer, local, remote)
+        self.inner
+            .handle_established_inbound_connection(connection, peer, local, remote)
     }
 
     fn handle_established_outbound_connection(
@@ -85,7 +86,8 @@ impl NetworkBehaviour for Behaviour {
         _: PortUse,
     ) -> Result<THandler<Self>, ConnectionDenied> {
         // As if it were inbound: Kademlia would enter the dialled address into its table by itself.
-        self.inner.handle_established_inbound_connection(connection, peer, address, address)
+        self.inner
+            .handle_established_inbound_connection(connection, peer, address, address)
     }
 
     fn on_swarm_event(&mut self, event: FromSwarm) {
@@ -98,7 +100,8 @@ impl NetworkBehaviour for Behaviour {
         connection: ConnectionId,
         event: THandlerOutEvent<Self>,
     ) {
-        self.inner.on_connection_handler_event(peer, connection, event);
+        self.inner
+            .on_connection_handler_event(peer, connection, event);
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ToSwarm<Learnt, THandlerInEvent<Self>>> {
@@ -114,8 +117,11 @@ impl NetworkBehaviour for Behaviour {
                         Endpoint::Dialer,
                     );
                     // The query goes on without this peer; the next one meets it connected.
-                    let failure =
-                        DialFailure { peer_id: opts.get_peer_id(), error: &DialError::Aborted, connection_id: connection };
+                    let failure = DialFailure {
+                        peer_id: opts.get_peer_id(),
+                        error: &DialError::Aborted,
+                        connection_id: connection,
+                    };
                     self.inner.on_swarm_event(FromSwarm::DialFailure(failure));
                     if let (Some(peer), Ok(addresses)) = (opts.get_peer_id(), known) {
                         return Poll::Ready(ToSwarm::GenerateEvent(Learnt { peer, addresses }));
@@ -123,7 +129,10 @@ impl NetworkBehaviour for Behaviour {
                 }
                 other => {
                     let local = self.local;
-                    return Poll::Ready(other.map_out(|_| Learnt { peer: local, addresses: Vec::new() }));
+                    return Poll::Ready(other.map_out(|_| Learnt {
+                        peer: local,
+                        addresses: Vec::new(),
+                    }));
                 }
             }
         }

@@ -103,12 +103,25 @@ impl Session {
         let (control, control_queue) = mpsc::channel(CONTROL_QUEUE);
         let (update, update_queue) = mpsc::channel(UPDATE_QUEUE);
         let writer = |lane, queue| {
-            let writer = Writer { peer, lane, commands: outlets.commands.clone(), traffic: Arc::clone(&traffic) };
+            let writer = Writer {
+                peer,
+                lane,
+                commands: outlets.commands.clone(),
+                traffic: Arc::clone(&traffic),
+            };
             tokio::spawn(writer.run(queue))
         };
-        let writers = vec![writer(Lane::Control, control_queue), writer(Lane::Update, update_queue)];
+        let writers = vec![
+            writer(Lane::Control, control_queue),
+            writer(Lane::Update, update_queue),
+        ];
         let requests = Arc::new(Semaphore::new(MAX_REQUESTS));
-        let queues = Queues { control, update, requests, traffic: Arc::clone(&traffic) };
+        let queues = Queues {
+            control,
+            update,
+            requests,
+            traffic: Arc::clone(&traffic),
+        };
         let session = Self {
             instance,
             connections: vec![connection],
@@ -160,7 +173,11 @@ impl Session {
             tracing::debug!(peer = %self.peer.short(), "too many requests from this peer at once; one is refused");
             return;
         };
-        let (peer, events, traffic) = (self.peer, self.outlets.events.clone(), Arc::clone(&self.traffic));
+        let (peer, events, traffic) = (
+            self.peer,
+            self.outlets.events.clone(),
+            Arc::clone(&self.traffic),
+        );
         let mut gate = self.gate.subscribe();
         tokio::spawn(async move {
             let _permit = permit;
@@ -177,7 +194,9 @@ impl Session {
     pub(super) fn end(&mut self, done: impl Future<Output = ()> + Send + 'static) {
         self.ending = true;
         // A blocked update has nobody to come from any more; what is left of it is worth nothing.
-        self.update_readers.drain(..).for_each(|reader| reader.abort());
+        self.update_readers
+            .drain(..)
+            .for_each(|reader| reader.abort());
         let mut readers = std::mem::take(&mut self.control_readers);
         self.writers.drain(..).for_each(|writer| writer.abort());
         tokio::spawn(async move {
@@ -232,7 +251,9 @@ impl Writer {
                 end = &mut broken => return Err(end.err().unwrap_or_else(|| io::ErrorKind::ConnectionReset.into())),
                 body = queue.recv() => body,
             };
-            let Some(body) = body else { return stream.close().await };
+            let Some(body) = body else {
+                return stream.close().await;
+            };
             frames::write(&mut stream, self.lane.kind(), &body).await?;
             self.traffic.count(Some(self.lane), Way::Out, body.len());
             if queue.is_empty() {
@@ -273,8 +294,18 @@ impl Reader {
     async fn pass_on(&self, body: Vec<u8>) -> bool {
         let from = self.peer;
         match self.lane {
-            Lane::Control => self.outlets.events.send(Event::Message { from, body }).await.is_ok(),
-            Lane::Update => self.outlets.updates.send(Inbound { from, body }).await.is_ok(),
+            Lane::Control => self
+                .outlets
+                .events
+                .send(Event::Message { from, body })
+                .await
+                .is_ok(),
+            Lane::Update => self
+                .outlets
+                .updates
+                .send(Inbound { from, body })
+                .await
+                .is_ok(),
         }
     }
 }
@@ -286,15 +317,31 @@ async fn serve(
     traffic: &Traffic,
 ) -> Result<(), ReadError> {
     let kind = FrameKind::Request;
-    let arrives = timeout(REQUEST_ARRIVES, frames::read(&mut stream, kind, kind.bound())).await;
-    let Some(body) = arrives.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? else { return Ok(()) };
+    let arrives = timeout(
+        REQUEST_ARRIVES,
+        frames::read(&mut stream, kind, kind.bound()),
+    )
+    .await;
+    let Some(body) = arrives.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? else {
+        return Ok(());
+    };
     traffic.count(None, Way::In, body.len());
     let (reply, response) = oneshot::channel();
-    if events.send(Event::Request { from: peer, body, reply }).await.is_err() {
+    if events
+        .send(Event::Request {
+            from: peer,
+            body,
+            reply,
+        })
+        .await
+        .is_err()
+    {
         return Ok(());
     }
     // No answer: the stream is closed, and the other side told so by that.
-    let Ok(Ok(response)) = timeout(RESPONSE_MADE, response).await else { return Ok(()) };
+    let Ok(Ok(response)) = timeout(RESPONSE_MADE, response).await else {
+        return Ok(());
+    };
     frames::write(&mut stream, FrameKind::Response, &response).await?;
     stream.close().await?;
     traffic.count(None, Way::Out, response.len());
@@ -309,7 +356,14 @@ pub(super) async fn open(
 ) -> io::Result<Stream> {
     let (reply, opened) = oneshot::channel();
     let gone = || io::Error::from(io::ErrorKind::NotConnected);
-    commands.send(Command::Open { peer, protocol, reply }).await.map_err(|_| gone())?;
+    commands
+        .send(Command::Open {
+            peer,
+            protocol,
+            reply,
+        })
+        .await
+        .map_err(|_| gone())?;
     opened.await.map_err(|_| gone())?
 }
 

@@ -12,11 +12,13 @@ use std::task::{Context, Poll};
 
 use libp2p::core::transport::PortUse;
 use libp2p::core::{Endpoint, InboundUpgrade, OutboundUpgrade, UpgradeInfo};
-use libp2p::swarm::handler::{ConnectionEvent, DialUpgradeError, FullyNegotiatedInbound, FullyNegotiatedOutbound};
+use libp2p::swarm::handler::{
+    ConnectionEvent, DialUpgradeError, FullyNegotiatedInbound, FullyNegotiatedOutbound,
+};
 use libp2p::swarm::{
-    ConnectionDenied, ConnectionHandler, ConnectionHandlerEvent, ConnectionId, FromSwarm, NetworkBehaviour,
-    NotifyHandler, Stream, StreamProtocol, StreamUpgradeError, SubstreamProtocol, THandler, THandlerInEvent,
-    THandlerOutEvent, ToSwarm,
+    ConnectionDenied, ConnectionHandler, ConnectionHandlerEvent, ConnectionId, FromSwarm,
+    NetworkBehaviour, NotifyHandler, Stream, StreamProtocol, StreamUpgradeError, SubstreamProtocol,
+    THandler, THandlerInEvent, THandlerOutEvent, ToSwarm,
 };
 use libp2p::{Multiaddr, PeerId};
 use tokio::sync::oneshot;
@@ -50,9 +52,19 @@ pub(super) struct Behaviour {
 
 impl Behaviour {
     /// Opens a stream on `connection`; if that is gone, `reply` is dropped.
-    pub(super) fn open(&mut self, peer: PeerId, connection: ConnectionId, protocol: StreamProtocol, reply: Opened) {
+    pub(super) fn open(
+        &mut self,
+        peer: PeerId,
+        connection: ConnectionId,
+        protocol: StreamProtocol,
+        reply: Opened,
+    ) {
         let event = Open { protocol, reply };
-        self.actions.push_back(ToSwarm::NotifyHandler { peer_id: peer, handler: NotifyHandler::One(connection), event });
+        self.actions.push_back(ToSwarm::NotifyHandler {
+            peer_id: peer,
+            handler: NotifyHandler::One(connection),
+            event,
+        });
     }
 }
 
@@ -89,7 +101,11 @@ impl NetworkBehaviour for Behaviour {
         connection: ConnectionId,
         (protocol, stream): THandlerOutEvent<Self>,
     ) {
-        self.actions.push_back(ToSwarm::GenerateEvent(Accepted { connection, protocol, stream }));
+        self.actions.push_back(ToSwarm::GenerateEvent(Accepted {
+            connection,
+            protocol,
+            stream,
+        }));
     }
 
     fn poll(&mut self, _: &mut Context<'_>) -> Poll<ToSwarm<Self::ToSwarm, THandlerInEvent<Self>>> {
@@ -148,19 +164,25 @@ impl ConnectionHandler for Handler {
 
     fn on_connection_event(&mut self, event: ConnectionEvent<Raw, Raw, (), Opened>) {
         match event {
-            ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound { protocol, .. }) => {
+            ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound {
+                protocol, ..
+            }) => {
                 self.accepted.push_back(protocol);
             }
-            ConnectionEvent::FullyNegotiatedOutbound(FullyNegotiatedOutbound { protocol: (_, stream), info }) => {
+            ConnectionEvent::FullyNegotiatedOutbound(FullyNegotiatedOutbound {
+                protocol: (_, stream),
+                info,
+            }) => {
                 // Whoever asked may have given up; the stream is closed then.
                 let _ = info.send(Ok(stream));
             }
             ConnectionEvent::DialUpgradeError(DialUpgradeError { info, error }) => {
                 let error = match error {
                     StreamUpgradeError::Timeout => io::ErrorKind::TimedOut.into(),
-                    StreamUpgradeError::NegotiationFailed => {
-                        io::Error::new(io::ErrorKind::Unsupported, "the peer does not speak this protocol")
-                    }
+                    StreamUpgradeError::NegotiationFailed => io::Error::new(
+                        io::ErrorKind::Unsupported,
+                        "the peer does not speak this protocol",
+                    ),
                     StreamUpgradeError::Io(error) => error,
                 };
                 let _ = info.send(Err(error));

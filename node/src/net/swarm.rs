@@ -45,7 +45,9 @@ pub(super) fn topic() -> IdentTopic {
 /// Builds the swarm of `identity` in the mesh of `key`.
 pub(super) fn build(identity: &Identity, key: &MeshKey) -> Result<Swarm<Behaviour>, NetError> {
     let keypair = identity.to_libp2p();
-    let noise = noise::Config::new(&keypair).map_err(|error| NetError::Setup { reason: error.to_string() })?;
+    let noise = noise::Config::new(&keypair).map_err(|error| NetError::Setup {
+        reason: error.to_string(),
+    })?;
     let shared = PnetConfig::new(PreSharedKey::new(key.derive("skein 1 private network")));
     let transport = tcp::tokio::Transport::new(tcp::Config::default().nodelay(true))
         .and_then(move |socket, _| shared.handshake(socket))
@@ -55,7 +57,8 @@ pub(super) fn build(identity: &Identity, key: &MeshKey) -> Result<Swarm<Behaviou
         .timeout(HANDSHAKE)
         .boxed();
     let local = keypair.public().to_peer_id();
-    let config = swarm::Config::with_tokio_executor().with_idle_connection_timeout(Duration::from_secs(3600));
+    let config = swarm::Config::with_tokio_executor()
+        .with_idle_connection_timeout(Duration::from_secs(3600));
     Ok(Swarm::new(transport, behaviour(keypair)?, local, config))
 }
 
@@ -90,6 +93,8 @@ fn gossip(keypair: identity::Keypair) -> Result<gossipsub::Behaviour, NetError> 
         .map_err(|error| setup(error.to_string()))?;
     let mut gossip = gossipsub::Behaviour::new(MessageAuthenticity::Signed(keypair), config)
         .map_err(|error| setup(error.to_owned()))?;
-    gossip.subscribe(&topic()).map_err(|error| setup(error.to_string()))?;
+    gossip
+        .subscribe(&topic())
+        .map_err(|error| setup(error.to_string()))?;
     Ok(gossip)
 }

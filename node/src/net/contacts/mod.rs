@@ -5,6 +5,8 @@
 //! restart whose old connections linger, or a copied identity) waits until the first is gone. Which of the two it is shows
 //! when both greet again: a process that is gone does not.
 
+mod rivals;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
@@ -14,11 +16,11 @@ use libp2p::swarm::{ConnectionId, Stream, StreamProtocol};
 use skein_gossip::ids::PeerId;
 use tokio::sync::{Semaphore, mpsc};
 
-use super::dialer::Target;
-use super::greeting::{Greeting, GreetingError, Instance};
-use super::peers::{Direction, PeerState, Traffic};
-use super::session::{Outlets, Queues, Session};
-use super::{Event, Notice};
+use crate::net::dialer::Target;
+use crate::net::greeting::{Greeting, GreetingError, Instance};
+use crate::net::peers::{Direction, PeerState, Traffic};
+use crate::net::session::{Outlets, Queues, Session};
+use crate::net::{Event, Notice};
 
 /// Streams of a connection that wait for its greeting.
 const MAX_WAITING: usize = 8;
@@ -26,8 +28,6 @@ const MAX_WAITING: usize = 8;
 const MAX_ANSWERS: usize = 4;
 /// Peers remembered that are not connected.
 const MAX_KNOWN: usize = 1024;
-/// Pairs of processes under one identity that were told of each other.
-const MAX_TOLD: usize = 256;
 /// A connection that misses this many pings in a row is closed.
 const MAX_MISSED: u8 = 3;
 
@@ -38,13 +38,22 @@ pub(super) type Lanes = Arc<RwLock<HashMap<PeerId, Queues>>>;
 #[derive(Debug)]
 pub(super) enum Act {
     /// Greet on this connection, telling of a double if there is one.
-    Greet { connection: ConnectionId, your_double: Option<String> },
+    Greet {
+        connection: ConnectionId,
+        your_double: Option<String>,
+    },
     Close(ConnectionId),
     Emit(Event),
     /// The peer is connected: no more dialling.
-    Reached { peer: PeerId, dialled: Option<Target> },
+    Reached {
+        peer: PeerId,
+        dialled: Option<Target>,
+    },
     /// The dial led to a connection of no use.
-    Missed { dialled: Target, reason: String },
+    Missed {
+        dialled: Target,
+        reason: String,
+    },
     /// No connection to the peer is left.
     Lost(PeerId),
 }
@@ -115,7 +124,11 @@ impl Contacts {
     /// A connection stands.
     pub(super) fn established(&mut self, connection: ConnectionId, arrival: Arrival) -> Vec<Act> {
         if self.known.len() >= MAX_KNOWN
-            && let Some(peer) = self.known.keys().find(|peer| !self.is_connected(**peer)).copied()
+            && let Some(peer) = self
+                .known
+                .keys()
+                .find(|peer| !self.is_connected(**peer))
+                .copied()
         {
             self.known.remove(&peer);
         }
@@ -130,14 +143,26 @@ impl Contacts {
             answers: Arc::new(Semaphore::new(MAX_ANSWERS)),
         };
         self.connections.insert(connection, contact);
-        vec![Act::Greet { connection, your_double: None }]
+        vec![Act::Greet {
+            connection,
+            your_double: None,
+        }]
     }
 
     /// The peer opened a lane or a request.
-    pub(super) fn accepted(&mut self, connection: ConnectionId, protocol: StreamProtocol, stream: Stream) {
-        let Some(contact) = self.connections.get_mut(&connection) else { return };
+    pub(super) fn accepted(
+        &mut self,
+        connection: ConnectionId,
+        protocol: StreamProtocol,
+        stream: Stream,
+    ) {
+        let Some(contact) = self.connections.get_mut(&connection) else {
+            return;
+        };
         match self.sessions.get_mut(&contact.arrival.peer) {
-            Some(session) if session.connections.contains(&connection) => session.accept(&protocol, stream),
+            Some(session) if session.connections.contains(&connection) => {
+                session.accept(&protocol, stream)
+            }
             // It is dropped, so closed, when too many wait.
             _ if contact.waiting.len() < MAX_WAITING => contact.waiting.push((protocol, stream)),
             _ => {}
@@ -145,7 +170,10 @@ impl Contacts {
     }
 
     /// Leave to answer one greeting more on `connection`, with the peer that greets.
-    pub(super) fn answer(&self, connection: ConnectionId) -> Option<(PeerId, tokio::sync::OwnedSemaphorePermit)> {
+    pub(super) fn answer(
+        &self,
+        connection: ConnectionId,
+    ) -> Option<(PeerId, tokio::sync::OwnedSemaphorePermit)> {
         let contact = self.connections.get(&connection)?;
         let permit = Arc::clone(&contact.answers).try_acquire_owned().ok()?;
         Some((contact.arrival.peer, permit))
@@ -157,7 +185,9 @@ impl Contacts {
         connection: ConnectionId,
         outcome: Result<Greeting, GreetingError>,
     ) -> Vec<Act> {
-        let Some(contact) = self.connections.get_mut(&connection) else { return Vec::new() };
+        let Some(contact) = self.connections.get_mut(&connection) else {
+            return Vec::new();
+        };
         let peer = contact.arrival.peer;
         let known = self.known.entry(peer).or_default();
         match outcome {
@@ -169,7 +199,10 @@ impl Contacts {
                     return self.compare(peer);
                 }
                 contact.stage = Stage::Greeted(greeting.instance);
-                let mut acts = vec![Act::Reached { peer, dialled: contact.arrival.dialled.take() }];
+                let mut acts = vec![Act::Reached {
+                    peer,
+                    dialled: contact.arrival.dialled.take(),
+                }];
                 acts.extend(self.admit(connection));
                 acts.extend(self.suspect(peer));
                 acts
@@ -181,11 +214,17 @@ impl Contacts {
                     }
                     known.unusable = Some(error.to_string());
                     contact.stage = Stage::Unusable;
-                    vec![Act::Reached { peer, dialled: contact.arrival.dialled.take() }]
+                    vec![Act::Reached {
+                        peer,
+                        dialled: contact.arrival.dialled.take(),
+                    }]
                 }
                 None => {
                     let missed = contact.arrival.dialled.take();
-                    let missed = missed.map(|dialled| Act::Missed { dialled, reason: error.to_string() });
+                    let missed = missed.map(|dialled| Act::Missed {
+                        dialled,
+                        reason: error.to_string(),
+                    });
                     missed.into_iter().chain([Act::Close(connection)]).collect()
                 }
             },
@@ -194,17 +233,25 @@ impl Contacts {
 
     /// A ping was answered within some time, or not.
     pub(super) fn pinged(&mut self, connection: ConnectionId, rtt: Option<Duration>) -> Vec<Act> {
-        let Some(contact) = self.connections.get_mut(&connection) else { return Vec::new() };
+        let Some(contact) = self.connections.get_mut(&connection) else {
+            return Vec::new();
+        };
         match rtt {
             Some(rtt) => (contact.rtt, contact.missed) = (Some(rtt), 0),
             None => contact.missed += 1,
         }
-        if contact.missed < MAX_MISSED { Vec::new() } else { vec![Act::Close(connection)] }
+        if contact.missed < MAX_MISSED {
+            Vec::new()
+        } else {
+            vec![Act::Close(connection)]
+        }
     }
 
     /// A connection is gone.
     pub(super) fn closed(&mut self, connection: ConnectionId, reason: String) -> Vec<Act> {
-        let Some(mut contact) = self.connections.remove(&connection) else { return Vec::new() };
+        let Some(mut contact) = self.connections.remove(&connection) else {
+            return Vec::new();
+        };
         let peer = contact.arrival.peer;
         let mut acts = Vec::new();
         if let Some(dialled) = contact.arrival.dialled.take() {
@@ -250,12 +297,17 @@ impl Contacts {
     /// Where to open a stream to `peer`.
     pub(super) fn route(&self, peer: PeerId) -> Option<(libp2p::PeerId, ConnectionId)> {
         let connection = self.sessions.get(&peer)?.connections.last()?;
-        Some((self.connections.get(connection)?.arrival.libp2p, *connection))
+        Some((
+            self.connections.get(connection)?.arrival.libp2p,
+            *connection,
+        ))
     }
 
     /// Who is at the other end of `connection`, and where.
     pub(super) fn arrival(&self, connection: ConnectionId) -> Option<&Arrival> {
-        self.connections.get(&connection).map(|contact| &contact.arrival)
+        self.connections
+            .get(&connection)
+            .map(|contact| &contact.arrival)
     }
 
     /// All connections.
@@ -271,24 +323,41 @@ impl Contacts {
     /// How things stand with `peer`, if it is connected.
     pub(super) fn state(&self, peer: PeerId) -> Option<PeerState> {
         if let Some(session) = self.sessions.get(&peer)
-            && let Some(contact) = session.connections.first().and_then(|first| self.connections.get(first))
+            && let Some(contact) = session
+                .connections
+                .first()
+                .and_then(|first| self.connections.get(first))
         {
-            let rtt = session.connections.iter().filter_map(|id| self.connections.get(id)?.rtt).min();
+            let rtt = session
+                .connections
+                .iter()
+                .filter_map(|id| self.connections.get(id)?.rtt)
+                .min();
             let address = contact.arrival.address.to_string();
-            return Some(PeerState::Connected { address, direction: contact.arrival.direction, rtt });
+            return Some(PeerState::Connected {
+                address,
+                direction: contact.arrival.direction,
+                rtt,
+            });
         }
         let reason = self.known.get(&peer)?.unusable.clone()?;
-        self.is_connected(peer).then_some(PeerState::Unusable { reason })
+        self.is_connected(peer)
+            .then_some(PeerState::Unusable { reason })
     }
 
     /// Closes all queues and hands over the writers that empty them.
     pub(super) fn close_queues(&mut self) -> Vec<tokio::task::JoinHandle<()>> {
         write(&self.lanes).clear();
-        self.sessions.values_mut().flat_map(Session::take_writers).collect()
+        self.sessions
+            .values_mut()
+            .flat_map(Session::take_writers)
+            .collect()
     }
 
     fn of(&self, peer: PeerId) -> impl Iterator<Item = (&ConnectionId, &Contact)> {
-        self.connections.iter().filter(move |(_, contact)| contact.arrival.peer == peer)
+        self.connections
+            .iter()
+            .filter(move |(_, contact)| contact.arrival.peer == peer)
     }
 
     fn is_connected(&self, peer: PeerId) -> bool {
@@ -298,7 +367,9 @@ impl Contacts {
     /// Makes a greeted connection part of its peer's session, unless another process holds that.
     fn admit(&mut self, connection: ConnectionId) -> Option<Act> {
         let contact = self.connections.get_mut(&connection)?;
-        let Stage::Greeted(instance) = contact.stage else { return None };
+        let Stage::Greeted(instance) = contact.stage else {
+            return None;
+        };
         let peer = contact.arrival.peer;
         let waiting = std::mem::take(&mut contact.waiting);
         let mut act = None;
@@ -315,7 +386,8 @@ impl Contacts {
             }
             None => {
                 let traffic = Arc::clone(&self.known.entry(peer).or_default().traffic);
-                let (session, queues) = Session::start(peer, instance, connection, traffic, self.outlets.clone());
+                let (session, queues) =
+                    Session::start(peer, instance, connection, traffic, self.outlets.clone());
                 write(&self.lanes).insert(peer, queues);
                 act = Some(Act::Emit(Event::Connected { peer }));
                 self.sessions.entry(peer).or_insert(session)
@@ -325,53 +397,6 @@ impl Contacts {
             session.accept(&protocol, stream);
         }
         act
-    }
-
-    /// If two processes speak for `peer`, asks both to greet again.
-    fn suspect(&mut self, peer: PeerId) -> Vec<Act> {
-        let instances: BTreeSet<Instance> = self.of(peer).filter_map(|(_, contact)| instance(contact)).collect();
-        let (Some(first), Some(last)) = (instances.first(), instances.last()) else { return Vec::new() };
-        if first == last || self.told.contains(&(*first, *last)) {
-            return Vec::new();
-        }
-        let mut acts = Vec::new();
-        for (id, contact) in self.connections.iter_mut().filter(|(_, contact)| contact.arrival.peer == peer) {
-            if instance(contact).is_some() {
-                contact.alive = Some(false);
-                acts.push(Act::Greet { connection: *id, your_double: None });
-            }
-        }
-        acts
-    }
-
-    /// If two processes speak for `peer` and both live, tells each of the other.
-    fn compare(&mut self, peer: PeerId) -> Vec<Act> {
-        let living: BTreeMap<Instance, (ConnectionId, SocketAddr)> = self
-            .of(peer)
-            .filter(|(_, contact)| contact.alive == Some(true))
-            .filter_map(|(id, contact)| Some((instance(contact)?, (*id, contact.arrival.address))))
-            .collect();
-        let (Some((one, one_at)), Some((other, other_at))) = (living.first_key_value(), living.last_key_value()) else {
-            return Vec::new();
-        };
-        if one == other {
-            return Vec::new();
-        }
-        tracing::warn!(
-            peer = %peer.short(), one = %one_at.1, other = %other_at.1,
-            "two processes use the same identity; give one of them its own home"
-        );
-        if self.told.len() < MAX_TOLD {
-            self.told.insert((*one, *other));
-        }
-        let acts = vec![
-            Act::Greet { connection: one_at.0, your_double: Some(other_at.1.to_string()) },
-            Act::Greet { connection: other_at.0, your_double: Some(one_at.1.to_string()) },
-        ];
-        for contact in self.connections.values_mut().filter(|contact| contact.arrival.peer == peer) {
-            contact.alive = None;
-        }
-        acts
     }
 }
 
@@ -384,5 +409,7 @@ fn instance(contact: &Contact) -> Option<Instance> {
 
 /// A panic elsewhere leaves the map whole, so a poisoned lock is as good as another.
 fn write(lanes: &Lanes) -> std::sync::RwLockWriteGuard<'_, HashMap<PeerId, Queues>> {
-    lanes.write().unwrap_or_else(std::sync::PoisonError::into_inner)
+    lanes
+        .write()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
