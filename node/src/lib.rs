@@ -2,6 +2,10 @@
 //!
 //! Modules in reading order, lowest first; a module imports only from those above it.
 
+pub mod nearest;
 pub mod net;
 pub mod token;
 pub mod home;
+pub mod job;
+pub mod control;
+pub mod cli;

@@ -1,2 +1,12 @@
-//! The binary `skein`.
-fn main() {}
+//! The binary `skein`: hands the command line over and turns the result into an exit code.
+
+use std::process::ExitCode;
+
+use skein_node::cli::{self, CliError};
+
+fn main() -> ExitCode {
+    cli::main(std::env::args_os(), std::env::vars_os(), |_globals, _up| {
+        Err(CliError::internal("this build has no mesh"))
+    })
+    .into()
+}

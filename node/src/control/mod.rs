@@ -18,7 +18,9 @@ pub mod client;
 pub use client::{Client, ClientError};
 pub use protocol::{ErrorCode, Failure, Request, RequestError, Response};
 pub use server::{Incoming, Reply, Server};
-pub use status::{Best, Contribution, Hex, JobStatus, PeerStatus, Phase, Status};
+pub use status::{
+    Best, Contribution, Hex, JobStatus, NodeFacts, PeerState, PeerStatus, Phase, Status,
+};
 
 #[cfg(test)]
 mod tests;

@@ -62,16 +62,16 @@ pub struct Status {
     pub join_line: String,
 }
 
-/// How this node stands with one peer.
+/// How this node stands with one peer, or with an address whose owner is not known yet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PeerStatus {
-    /// The peer.
-    pub id: Hex<PeerId>,
-    /// Addresses known, as multiaddrs.
+    /// The peer; none for an address that was never reached.
+    pub id: Option<Hex<PeerId>>,
+    /// Addresses known, ip:port.
     pub addresses: Vec<String>,
     /// Whether it can be talked to.
     pub state: PeerState,
-    /// How it was found: `mdns`, `remembered`, `given`, `learnt` or `incoming`.
+    /// How it was found, such as `mdns` or `given`; several joined by `+`.
     pub via: String,
     /// Last round-trip time in milliseconds.
     pub rtt_ms: Option<f64>,
@@ -81,29 +81,42 @@ pub struct PeerStatus {
     pub bytes_in: u64,
     /// Bytes sent to it.
     pub bytes_out: u64,
-    /// Its version of the program, once it said so.
+    /// Version of the program it runs, once it said so.
     pub version: Option<String>,
     /// Its clock minus ours in milliseconds, where known.
     #[serde(default)]
     pub clock_offset_ms: Option<i64>,
 }
 
+impl PeerStatus {
+    /// The peer's short id, else its first address.
+    pub fn label(&self) -> String {
+        let address = || {
+            self.addresses
+                .first()
+                .cloned()
+                .unwrap_or_else(|| "?".into())
+        };
+        self.id.map_or_else(address, |id| id.0.short())
+    }
+}
+
 /// Whether a peer can be talked to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerState {
-    /// A connection is up.
+    /// Messages can be exchanged.
     Connected,
-    /// It reached us, but we cannot reach it.
-    OneWay,
-    /// Heard of, being dialled.
+    /// Being dialled, or between two tries.
     Dialling,
-    /// Heard of, but dialling failed; tried again later.
-    Unreachable,
+    /// Heard in the local network, but dialling it fails.
+    OneWay,
+    /// Connected, but of another wire version.
+    Unusable,
     /// Connected, but silent for a while.
     Suspected,
-    /// It left or fell out.
-    Gone,
+    /// It left or fell out, and no address of it is known.
+    Lost,
 }
 
 /// Where a job stands.
@@ -151,11 +164,11 @@ impl fmt::Display for PeerState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Connected => "connected",
-            Self::OneWay => "one-way",
             Self::Dialling => "dialling",
-            Self::Unreachable => "unreachable",
+            Self::OneWay => "one-way",
+            Self::Unusable => "unusable",
             Self::Suspected => "suspected",
-            Self::Gone => "gone",
+            Self::Lost => "lost",
         })
     }
 }
@@ -255,10 +268,74 @@ pub struct Contribution {
 pub struct NodeFacts {
     /// The peers, with what keeps them from being connected.
     pub peers: Vec<PeerStatus>,
-    /// Whether mDNS runs, and why not.
-    pub mdns: Option<String>,
+    /// Why multicast discovery does not work in the node; none if it works or was switched off.
+    pub mdns_error: Option<String>,
+    /// Announcements of this mesh by others that are heard.
+    pub announcements: u64,
+    /// Announcements of other meshes that are heard.
+    pub foreign_announcements: u64,
     /// Threads that training uses.
     pub training_threads: u32,
-    /// Address the node listens on.
+    /// Addresses the node listens on.
     pub listening: Vec<String>,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A job in the middle of its run.
+    pub(crate) fn job_status() -> JobStatus {
+        let best = Best {
+            peer: PeerId([2; 32]).into(),
+            accuracy: Some(0.97),
+            loss: None,
+            hash: Digest([3; 32]).into(),
+        };
+        JobStatus {
+            id: JobId([1; 32]).into(),
+            name: "digits".into(),
+            phase: Phase::Running,
+            reason: None,
+            step: 5,
+            epoch: 1.5,
+            samples_own: 160,
+            samples_mesh: 320,
+            train_loss: Some(0.25),
+            val_loss: Some(0.1),
+            val_accuracy: None,
+            samples_per_s_mesh: Some(1000.0),
+            peers: vec![PeerId([2; 32]).into()],
+            view: 3,
+            bytes_in: 1,
+            bytes_out: 2,
+            seconds_computing: 1.0,
+            seconds_waiting: 0.5,
+            seconds_communicating: 0.25,
+            eta_s: None,
+            progress_frac: Some(0.5),
+            started_ms: 1_700_000_000_000,
+            best: Some(best),
+            model_hash: None,
+            contributions: vec![Contribution {
+                peer: PeerId([2; 32]).into(),
+                steps: 5,
+                samples: 160,
+                bytes_out: 2,
+                compression: Some(80.0),
+                seconds_waiting: 0.5,
+                batch: 32,
+            }],
+            refused_updates: 0,
+        }
+    }
+
+    #[test]
+    fn ids_are_hex_in_json_and_come_back() {
+        let id = Hex(JobId([0xab; 32]));
+        let json = serde_json::to_string(&id).unwrap();
+        assert_eq!(json, format!("\"{}\"", "ab".repeat(32)));
+        assert_eq!(serde_json::from_str::<Hex<JobId>>(&json).unwrap(), id);
+        assert!(serde_json::from_str::<Hex<JobId>>("\"ab\"").is_err());
+    }
 }

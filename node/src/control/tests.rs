@@ -9,50 +9,14 @@ use tokio::sync::mpsc;
 use super::protocol::{Evaluated, Exported, MAX_REQUEST_BYTES};
 use super::server::MAX_CLIENTS;
 use super::status::PeerState;
+use super::status::tests::job_status;
 use super::*;
 
-fn job_status(step: u64, phase: Phase) -> JobStatus {
-    let best = Best {
-        peer: PeerId([2; 32]).into(),
-        accuracy: Some(0.97),
-        loss: None,
-        hash: Digest([3; 32]).into(),
-    };
+fn at_step(step: u64, phase: Phase) -> JobStatus {
     JobStatus {
-        id: JobId([1; 32]).into(),
-        name: "digits".into(),
-        phase,
-        reason: Some("accuracy 0.97 reached".into()),
         step,
-        epoch: 1.5,
-        samples_own: 32 * step,
-        samples_mesh: 64 * step,
-        train_loss: Some(f64::NAN),
-        val_loss: Some(0.1),
-        val_accuracy: None,
-        samples_per_s_mesh: Some(1000.0),
-        peers: vec![PeerId([2; 32]).into()],
-        view: 3,
-        bytes_in: 1,
-        bytes_out: 2,
-        seconds_computing: 1.0,
-        seconds_waiting: 0.5,
-        seconds_communicating: 0.25,
-        eta_s: None,
-        progress_frac: Some(0.5),
-        started_ms: 1_700_000_000_000,
-        best: Some(best),
-        model_hash: None,
-        contributions: vec![Contribution {
-            peer: PeerId([2; 32]).into(),
-            steps: step,
-            samples: 32 * step,
-            bytes_out: 2,
-            compression: Some(80.0),
-            seconds_waiting: 0.5,
-            batch: 32,
-        }],
-        refused_updates: 0,
+        phase,
+        ..job_status()
     }
 }
 
@@ -116,10 +80,9 @@ fn requests_that_are_none_get_a_typed_error() {
 
 #[test]
 fn every_response_is_read_as_it_was_written() {
-    let mut status = job_status(5, Phase::Running);
-    status.train_loss = None;
+    let status = job_status();
     let peer = PeerStatus {
-        id: PeerId([9; 32]).into(),
+        id: Some(PeerId([9; 32]).into()),
         addresses: vec!["/ip4/10.0.0.1/tcp/4001".into()],
         state: PeerState::OneWay,
         via: "mdns".into(),
@@ -169,7 +132,11 @@ fn every_response_is_read_as_it_was_written() {
 
 #[test]
 fn a_loss_that_is_not_a_number_arrives_as_unknown() {
-    let line = Response::Progress(Box::new(job_status(1, Phase::Running))).encode();
+    let line = Response::Progress(Box::new(JobStatus {
+        train_loss: Some(f64::NAN),
+        ..job_status()
+    }))
+    .encode();
     let Ok(Response::Progress(status)) = Response::decode(line.as_bytes()) else {
         panic!("{line}")
     };
@@ -210,10 +177,7 @@ async fn a_watch_gets_many_lines_and_always_the_last() {
     let Incoming { reply, .. } = incoming.recv().await.unwrap();
     let mut dropped = 0;
     for step in 0..1000 {
-        match reply.send(Response::Progress(Box::new(job_status(
-            step,
-            Phase::Running,
-        )))) {
+        match reply.send(Response::Progress(Box::new(at_step(step, Phase::Running)))) {
             server::Delivery::Queued => {}
             server::Delivery::Dropped => dropped += 1,
             server::Delivery::Gone => panic!("the client is there"),
@@ -223,7 +187,7 @@ async fn a_watch_gets_many_lines_and_always_the_last() {
         dropped > 0,
         "a client that does not read must not grow the queue"
     );
-    reply.finish(Response::Progress(Box::new(job_status(1000, Phase::Done))));
+    reply.finish(Response::Progress(Box::new(at_step(1000, Phase::Done))));
     let mut last = None;
     while let Some(response) = client.next().await.unwrap() {
         last = Some(response);

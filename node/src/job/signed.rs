@@ -11,7 +11,7 @@ use skein_gossip::wire::codec;
 
 use super::error::JobError;
 use super::file::{JobFile, MAX_JOB_BYTES};
-use crate::net::identity::{self, Identity};
+use crate::net::{self, Identity};
 
 /// Longest encoding of a signed job: a text of [`MAX_JOB_BYTES`] and its envelope fit twice.
 pub const MAX_SIGNED_BYTES: usize = 2 * MAX_JOB_BYTES;
@@ -92,7 +92,7 @@ impl SignedJob {
     /// # Errors
     /// [`SignedJobError::Signature`] or [`SignedJobError::Job`].
     pub fn verify(&self) -> Result<JobFile, SignedJobError> {
-        if !identity::verify(self.submitter, &self.signed_bytes(), &self.signature) {
+        if !net::verify(self.submitter, &self.signed_bytes(), &self.signature) {
             return Err(SignedJobError::Signature {
                 job: self.id(),
                 submitter: self.submitter,

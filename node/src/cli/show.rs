@@ -1,0 +1,250 @@
+//! Numbers and tables as people read them.
+
+use crate::control::{JobStatus, PeerStatus, Phase, Status};
+
+/// `12.3 MB`, in powers of ten as network and disk makers count.
+pub(super) fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
+    if n < 1000 {
+        return format!("{n} B");
+    }
+    let mut value = n as f64 / 1000.0;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if value < 10.0 {
+        format!("{value:.1} {}", UNITS[unit])
+    } else {
+        format!("{value:.0} {}", UNITS[unit])
+    }
+}
+
+/// `4.2 s`, `3 min 20 s`, `5 h 07 min`.
+pub(super) fn seconds(s: f64) -> String {
+    if !s.is_finite() || s < 0.0 {
+        return "-".into();
+    }
+    let whole = s.round() as u64;
+    match whole {
+        0..=59 if s < 10.0 => format!("{s:.1} s"),
+        0..=59 => format!("{whole} s"),
+        60..=3599 => format!("{} min {:02} s", whole / 60, whole % 60),
+        _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
+    }
+}
+
+/// A number that may be unknown, with `digits` after the point.
+pub(super) fn number(value: Option<f64>, digits: usize) -> String {
+    value
+        .filter(|value| value.is_finite())
+        .map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
+}
+
+/// A share as percent.
+pub(super) fn percent(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".into(), |value| format!("{:.2} %", 100.0 * value))
+}
+
+/// Rows in columns as wide as their widest cell; the first row is the heading.
+pub(super) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter()
+            .filter_map(|row| Some(row.get(column)?.chars().count()))
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row
+            .iter()
+            .zip(&widths)
+            .map(|(cell, &width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(String::from).to_vec()
+}
+
+/// The list of jobs.
+pub(super) fn jobs(jobs: &[JobStatus]) -> String {
+    if jobs.is_empty() {
+        return "no jobs: start one with `skein train job.toml` (`skein init` writes a job file)"
+            .into();
+    }
+    let mut rows = vec![row([
+        "JOB", "NAME", "PHASE", "STEP", "VAL ACC", "LOSS", "PEERS", "ETA",
+    ])];
+    rows.extend(jobs.iter().map(|job| {
+        vec![
+            job.id.0.short(),
+            job.name.clone(),
+            job.phase.to_string(),
+            job.step.to_string(),
+            percent(
+                job.best
+                    .as_ref()
+                    .and_then(|best| best.accuracy)
+                    .or(job.val_accuracy),
+            ),
+            number(job.train_loss, 4),
+            job.peers.len().to_string(),
+            job.eta_s.map_or_else(|| "-".into(), seconds),
+        ]
+    }));
+    table(&rows)
+}
+
+/// The list of peers, each with what keeps it from being connected.
+pub(super) fn peers(peers: &[PeerStatus]) -> String {
+    if peers.is_empty() {
+        return "no other peers yet: type the line that `skein status` shows on another machine"
+            .into();
+    }
+    let mut rows = vec![row([
+        "PEER", "STATE", "VIA", "RTT", "IN", "OUT", "VERSION", "ADDRESS",
+    ])];
+    rows.extend(peers.iter().map(|peer| {
+        vec![
+            peer.id.map_or_else(|| "?".into(), |id| id.0.short()),
+            peer.state.to_string(),
+            peer.via.clone(),
+            peer.rtt_ms
+                .map_or_else(|| "-".into(), |rtt| format!("{rtt:.1} ms")),
+            bytes(peer.bytes_in),
+            bytes(peer.bytes_out),
+            peer.version.clone().unwrap_or_else(|| "-".into()),
+            peer.addresses.first().cloned().unwrap_or_default(),
+        ]
+    }));
+    let mut text = table(&rows);
+    for peer in peers {
+        if let Some(reason) = &peer.reason {
+            text += &format!("\n{}: {reason}", peer.label());
+        }
+    }
+    text
+}
+
+/// The node itself.
+pub(super) fn status(status: &Status) -> String {
+    let listening = if status.listening.is_empty() {
+        "nowhere".into()
+    } else {
+        status.listening.join("\n           ")
+    };
+    format!(
+        "peer       {}\nmesh       {}\nversion    {}\nlistening  {listening}\nup for     {}\njoin with  {}\n\n{}",
+        status.peer,
+        status.mesh,
+        status.version,
+        seconds(status.uptime_s as f64),
+        status.join_line,
+        jobs(&status.jobs),
+    )
+}
+
+/// What came of a job: its end, its model, and who contributed what.
+pub(super) fn report(job: &JobStatus) -> String {
+    let mut text = format!("job {} ({}) {}", job.name, job.id.0.short(), job.phase);
+    if let Some(reason) = &job.reason {
+        text += &format!(": {reason}");
+    }
+    text += &format!(
+        "\n{} steps here, {} samples on all peers, view {}",
+        job.step, job.samples_mesh, job.view
+    );
+    if job.refused_updates > 0 {
+        text += &format!(
+            "\n{} updates of other peers were refused (not finite, or damaged)",
+            job.refused_updates
+        );
+    }
+    if let Some(best) = &job.best {
+        let (accuracy, loss) = (percent(best.accuracy), number(best.loss, 4));
+        text += &format!(
+            "\nbest model: accuracy {accuracy}, loss {loss}, from peer {}",
+            best.peer.0.short()
+        );
+        text += &format!("\nmodel hash: {}", best.hash);
+    }
+    if !job.contributions.is_empty() {
+        let mut rows = vec![row([
+            "PEER",
+            "STEPS",
+            "SAMPLES",
+            "BATCH",
+            "SENT",
+            "COMPRESSION",
+            "WAITED",
+        ])];
+        rows.extend(job.contributions.iter().map(|peer| {
+            vec![
+                peer.peer.0.short(),
+                peer.steps.to_string(),
+                peer.samples.to_string(),
+                peer.batch.to_string(),
+                bytes(peer.bytes_out),
+                peer.compression
+                    .map_or_else(|| "-".into(), |ratio| format!("{ratio:.0} x")),
+                seconds(peer.seconds_waiting),
+            ]
+        }));
+        text += &format!("\n\n{}", table(&rows));
+    }
+    if job.phase == Phase::Done {
+        text += &format!(
+            "\n\nexport it: skein export {} -o model.safetensors",
+            job.id.0.short()
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_and_keep_their_unit() {
+        for (n, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.0 kB"),
+            (12_345, "12 kB"),
+            (999_999, "1.0 MB"),
+            (u64::MAX, "18447 PB"),
+        ] {
+            assert_eq!(bytes(n), text);
+        }
+        for (s, text) in [
+            (0.04, "0.0 s"),
+            (9.96, "10.0 s"),
+            (59.0, "59 s"),
+            (200.0, "3 min 20 s"),
+            (18_420.0, "5 h 07 min"),
+            (f64::NAN, "-"),
+        ] {
+            assert_eq!(seconds(s), text);
+        }
+        assert_eq!(
+            (
+                number(Some(f64::NAN), 2),
+                number(Some(0.125), 2),
+                percent(Some(0.9756))
+            ),
+            ("-".into(), "0.12".into(), "97.56 %".into())
+        );
+    }
+
+    #[test]
+    fn columns_line_up_without_trailing_blanks() {
+        let text = table(&[row(["A", "LONG", "B"]), row(["xxx", "é", ""])]);
+        assert_eq!(text, "A    LONG  B\nxxx  é");
+    }
+}
