@@ -191,6 +191,14 @@ impl Agreement {
         }
     }
 
+    /// The agreement on a job that this peer closed in an earlier run: it only tells latecomers.
+    pub fn closed_before(mut self, reason: String, decision: Option<Decision>) -> Self {
+        let holds = decision.is_some();
+        self.phase =
+            Phase::Closed(EndingState { reason, candidate: None, abstains: true, decision, holds, closed: true });
+        self
+    }
+
     /// Applies one event. Any input is legal in any phase; what makes no sense there is ignored.
     pub fn handle(&mut self, now: Tick, input: Input) {
         self.membership.tick(now);

@@ -2,11 +2,8 @@
 
 use std::process::ExitCode;
 
-use skein_node::cli::{self, CliError};
+use skein_node::{cli, mesh};
 
 fn main() -> ExitCode {
-    cli::main(std::env::args_os(), std::env::vars_os(), |_globals, _up| {
-        Err(CliError::internal("this build has no mesh"))
-    })
-    .into()
+    cli::main(std::env::args_os(), std::env::vars_os(), mesh::run_up).into()
 }

@@ -66,6 +66,13 @@ pub(super) fn job(job: &JobFile, document: &Document<'_>) -> Result<(), JobError
         let fix = "write a share above 0 and at most 1: 0.01 sends the largest 1 %, 1.0 sends all";
         return refuse("exchange.fraction", &job.exchange.fraction, fix);
     }
+    if !(1..=1000).contains(&job.exchange.every) {
+        return refuse(
+            "exchange.every",
+            &job.exchange.every,
+            "write how many steps go into one packet, 1 to 1000",
+        );
+    }
     if !(1..=19).contains(&job.exchange.level) {
         return refuse(
             "exchange.level",

@@ -11,7 +11,7 @@ mod check;
 pub mod signed;
 
 pub use error::{Fault, JobError};
-pub use file::JobFile;
+pub use file::{Every, ExchangeMode, JobFile, Stop, ValueFormat};
 pub use signed::{SignedJob, SignedJobError};
 
 #[cfg(test)]

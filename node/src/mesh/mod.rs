@@ -11,6 +11,7 @@
 mod requests;
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -21,10 +22,11 @@ use skein_gossip::message::{Message, StateRequest, StateResponse};
 use skein_gossip::wire::codec;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::cli::{CliError, Exit, Globals, UpArgs};
 use crate::control::{Incoming, Server};
 use crate::home::Home;
 use crate::job::SignedJob;
-use crate::net::{self, Identity, Lane, Listen, MeshKey, Net};
+use crate::net::{self, Identity, Lane, MeshKey, Net};
 use crate::run::blobs::Blobs;
 use crate::run::coder;
 use crate::run::driver::{Event, JobContext};
@@ -32,6 +34,8 @@ use crate::run::folder::JobFolder;
 use crate::run::{self, JobHandle};
 use crate::token::Token;
 
+/// Threads of the event loop: the work is in the training and coder threads.
+const WORKERS: usize = 2;
 /// Jobs that one node knows; a further one is refused until a folder is removed.
 const MAX_JOBS: usize = 256;
 /// Requests from the command line that wait.
@@ -41,51 +45,49 @@ const REMEMBER_EVERY: Duration = Duration::from_secs(30);
 /// How long leaving may take in all; then the process ends anyway.
 const LEAVE_WITHIN: Duration = Duration::from_millis(1800);
 
-/// What `skein up` was asked for.
-#[derive(Debug, Default)]
-pub struct Options {
-    /// The home folder, `None` for the default.
-    pub home: Option<PathBuf>,
-    /// A token to join with.
-    pub join: Option<String>,
-    /// Addresses of peers.
-    pub peers: Vec<String>,
-    /// Where to listen.
-    pub listen: Vec<Listen>,
-    /// Private data by name.
-    pub data: BTreeMap<String, PathBuf>,
-    /// Interfaces to use.
-    pub interfaces: Vec<String>,
-    /// Threads for training.
-    pub threads: Option<usize>,
-    /// Whether to look for peers by mDNS.
-    pub mdns: bool,
+/// Runs `skein up` to its end.
+///
+/// # Errors
+/// In words for the user.
+pub fn run_up(globals: &Globals, args: UpArgs) -> Result<Exit, CliError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build()
+        .map_err(|error| CliError::internal(format!("cannot start: {error}")))?;
+    let home = globals.home()?;
+    let outcome = runtime.block_on(up(home, args));
+    // Threads that are in a long step end with the process.
+    runtime.shutdown_background();
+    outcome.map(|()| Exit::Ok).map_err(|error| CliError::internal(format!("{error:#}")))
 }
 
 /// Runs a node until it is told to leave.
 ///
 /// # Errors
 /// In words for the user: the home is in use, the token is wrong, no address to listen on.
-pub async fn up(options: Options) -> Result<()> {
-    let home = Home::open(options.home)?;
+async fn up(home: PathBuf, args: UpArgs) -> Result<()> {
+    let home = Home::open(Some(home))?;
     let identity = home.identity()?;
-    let (mesh_key, peers, is_new) = mesh_key(&home, options.join.as_deref())?;
-    if let Some(threads) = options.threads {
-        skein_model::runtime::set_threads(threads);
+    let (mesh_key, peers, is_new) = mesh_key(&home, args.join.as_deref())?;
+    if let Some(threads) = args.threads {
+        skein_model::runtime::set_threads(usize::from(threads));
     }
     let config = net::Config {
         identity: identity.clone(),
         mesh_key: mesh_key.clone(),
-        listen: options.listen,
-        peers: options.peers.into_iter().chain(peers).collect(),
+        listen: args.listen,
+        peers: args.peer.into_iter().chain(peers).collect(),
         remembered: home.remembered(),
-        interfaces: options.interfaces,
-        mdns: options.mdns,
+        interfaces: args.interface,
+        mdns: !args.no_mdns,
     };
     let started = net::start(config).await?;
     let (requests, incoming) = mpsc::channel(REQUESTS);
     let server = Server::bind(home.path(), requests).await?;
-    let token = Token::new(&mesh_key, &started.net.listen_addresses().await);
+    let listening = started.net.listen_addresses().await;
+    let addresses: Vec<SocketAddr> = listening.iter().filter_map(|address| address.parse().ok()).collect();
+    let token = Token::new(mesh_key.clone(), &addresses);
     let join_line = format!("skein up --join {token}");
     if is_new {
         println!("a new mesh; others join it with");
@@ -98,7 +100,7 @@ pub async fn up(options: Options) -> Result<()> {
         identity,
         mesh_key,
         join_line,
-        private: options.data,
+        private: args.data.into_iter().map(|data| (data.name, data.path)).collect(),
         jobs: BTreeMap::new(),
         routes: jobs,
         blobs: Blobs::default(),
@@ -133,7 +135,7 @@ fn mesh_key(home: &Home, join: Option<&str>) -> Result<(MeshKey, Vec<String>, bo
         );
     }
     home.save_mesh_key(&key)?;
-    Ok((key, token.addresses(), false))
+    Ok((key, token.addresses().iter().map(ToString::to_string).collect(), false))
 }
 
 /// Hands update packets to the coders of their jobs. A coder that is behind holds up the update lanes, and only them.
@@ -297,7 +299,7 @@ impl Mesh {
             file,
             folder,
             net: self.net.clone(),
-            instance: run::draw_instance(),
+            instance: net::draw_instance(),
             private: self.private.clone(),
             blobs: self.blobs.clone(),
             connected: self.connected.clone(),

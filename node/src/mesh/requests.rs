@@ -63,9 +63,12 @@ impl Mesh {
             }
             Request::Doctor => {
                 let discovery = self.net.discovery().await;
+                let (ours, foreign) = discovery.as_ref().map_or((0, 0), |found| (found.ours, found.foreign));
                 let facts = NodeFacts {
                     peers: self.peer_list().await,
-                    mdns: discovery.and_then(|discovery| discovery.mdns_error),
+                    mdns_error: discovery.and_then(|discovery| discovery.mdns_error),
+                    announcements: ours as u64,
+                    foreign_announcements: foreign as u64,
                     training_threads: skein_model::runtime::threads() as u32,
                     listening: self.net.listen_addresses().await,
                 };
@@ -86,7 +89,7 @@ impl Mesh {
     }
 
     async fn peer_list(&self) -> Vec<PeerStatus> {
-        let mut peers: Vec<PeerStatus> = self.net.peers().await.iter().filter_map(peer_status).collect();
+        let mut peers: Vec<PeerStatus> = self.net.peers().await.iter().map(peer_status).collect();
         peers.sort_by_key(|peer| (peer.state != PeerState::Connected, peer.id));
         peers
     }
@@ -163,26 +166,34 @@ fn unknown(job: JobId, reply: Reply) {
     reply.fail(ErrorCode::NotFound, format!("no job {} here", job.short()), "`skein jobs` lists them");
 }
 
-fn peer_status(info: &net::PeerInfo) -> Option<PeerStatus> {
-    let id = Hex(info.peer?);
+fn peer_status(info: &net::PeerInfo) -> PeerStatus {
     let (state, rtt, reason) = match &info.state {
         net::PeerState::Connected { rtt, .. } => (PeerState::Connected, *rtt, None),
         net::PeerState::OneWay { reason } => (PeerState::OneWay, None, Some(reason.clone())),
-        net::PeerState::Dialing { .. } => (PeerState::Dialling, None, None),
-        net::PeerState::Unusable { reason } => (PeerState::Unreachable, None, Some(reason.clone())),
-        net::PeerState::Lost => (PeerState::Gone, None, None),
+        net::PeerState::Dialing { since, attempts, .. } => {
+            let reason = format!("{attempts} tries failed in {} s", since.as_secs());
+            (PeerState::Dialling, None, Some(reason).filter(|_| *attempts > 0))
+        }
+        net::PeerState::Unusable { reason } => (PeerState::Unusable, None, Some(reason.clone())),
+        net::PeerState::Lost => (PeerState::Lost, None, None),
+    };
+    let via = |via: &net::Via| match via {
+        net::Via::Flag => "given",
+        net::Via::Remembered => "remembered",
+        net::Via::Mdns => "mdns",
+        net::Via::Learnt => "learnt",
     };
     let traffic = info.traffic;
-    Some(PeerStatus {
-        id,
+    PeerStatus {
+        id: info.peer.map(Hex),
         addresses: info.addresses.clone(),
         state,
-        via: info.via.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        via: info.via.iter().map(via).collect::<Vec<_>>().join("+"),
         rtt_ms: rtt.map(|rtt| rtt.as_secs_f64() * 1e3),
         reason,
         bytes_in: traffic.control_in + traffic.update_in + traffic.request_in,
         bytes_out: traffic.control_out + traffic.update_out + traffic.request_out,
         version: info.software.clone(),
         clock_offset_ms: None,
-    })
+    }
 }

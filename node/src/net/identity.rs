@@ -79,6 +79,11 @@ impl MeshKey {
         Self(random())
     }
 
+    /// A short name that gives the key away to nobody.
+    pub fn name(&self) -> String {
+        data_encoding::HEXLOWER.encode(&self.derive("skein 2026-11 mesh name")[..4])
+    }
+
     /// A key for one purpose, from which the mesh key cannot be found.
     pub(super) fn derive(&self, purpose: &'static str) -> [u8; 32] {
         blake3::derive_key(purpose, &self.0)
@@ -89,6 +94,11 @@ impl fmt::Debug for MeshKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("MeshKey(secret)")
     }
+}
+
+/// A number that no other process draws.
+pub fn draw_instance() -> u64 {
+    u64::from_le_bytes(random())
 }
 
 /// Fresh unpredictable bytes, at most 32.

@@ -130,12 +130,21 @@ pub(super) async fn run(
 ) {
     let started = Instant::now();
     let config = agreement::Config::new(context.file.start.peers as usize, context.file.train.batch);
-    let agreement = Agreement::new(config, context.net.local(), context.instance, Tick(0));
+    let mut agreement = Agreement::new(config, context.net.local(), context.instance, Tick(0));
+    let mut figures = Figures::new(&context.file);
     let (done, mut dones) = mpsc::channel(8);
-    threads::prepare(&context, done.clone());
+    let result = context.folder.result();
+    let closed = result.is_some();
+    match result {
+        Some(result) => {
+            agreement = agreement.closed_before(result.reason.clone(), result.decision());
+            figures.closed_before(result);
+        }
+        None => threads::prepare(&context, done.clone()),
+    }
     let mut driver = Driver {
         journal: Journal::open(&context.folder.journal()),
-        figures: Figures::new(&context.file),
+        figures,
         agreement,
         started,
         threads: None,
@@ -150,7 +159,7 @@ pub(super) async fn run(
         last_checkpoint: (started, 0),
         saving: false,
         reason: String::new(),
-        closed: false,
+        closed,
         context,
     };
     for peer in driver.context.connected.clone() {

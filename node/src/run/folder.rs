@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use skein_gossip::ids::JobId;
+use skein_gossip::message::{Candidate, Decision};
 
 use crate::control::{Best, Contribution};
 use crate::job::SignedJob;
@@ -28,6 +29,18 @@ pub struct JobResult {
     pub samples_mesh: u64,
     /// Who contributed what.
     pub contributions: Vec<Contribution>,
+}
+
+impl JobResult {
+    /// The decision that the job closed with. What is no longer known of it (who decided, in which round) decides
+    /// nothing any more.
+    pub fn decision(&self) -> Option<Decision> {
+        let best = self.best.as_ref()?;
+        let number = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
+        let (accuracy, loss) = (number(best.accuracy), number(best.loss));
+        let candidate = Candidate { accuracy, loss, digest: best.hash.0, step: 0 };
+        Some(Decision { round: 1, steward: best.peer.0, winner: best.peer.0, candidate })
+    }
 }
 
 /// The folder of one job.

@@ -16,28 +16,28 @@ use crate::job::JobFile;
 
 /// A job that is ready to be trained here.
 #[derive(Debug)]
-pub struct Prepared {
+pub(super) struct Prepared {
     /// Model and optimiser.
-    pub trainer: Trainer,
+    pub(super) trainer: Trainer,
     /// Data.
-    pub data: Arc<Splits>,
+    pub(super) data: Arc<Splits>,
     /// Sizes and names of the model's state.
-    pub layout: Layout,
+    pub(super) layout: Layout,
     /// What is held: fresh weights, or those of a checkpoint.
-    pub holding: Holding,
+    pub(super) holding: Holding,
     /// Where the checkpoint was.
-    pub progress: Progress,
+    pub(super) progress: Progress,
     /// Where checkpoints go.
-    pub store: Store,
+    pub(super) store: Store,
     /// Damaged checkpoints that were left out, and why.
-    pub skipped: Vec<String>,
+    pub(super) skipped: Vec<String>,
 }
 
 /// Loads and builds everything.
 ///
 /// # Errors
 /// In words for the user: why this peer cannot take part.
-pub fn prepare(
+pub(super) fn prepare(
     id: JobId,
     file: &JobFile,
     folder: &JobFolder,

@@ -10,12 +10,12 @@ use skein_model::config::{ModelConfig, OptimiserConfig};
 use skein_model::data;
 use skein_model::model::{Layout, Model};
 use skein_model::snapshot::Snapshot;
-use skein_model::train::{self, Trainer};
+use skein_model::train::{self, Evaluation, Trainer};
 use tokio::sync::oneshot;
 
 use super::driver::Driver;
 use super::threads::encode_weights;
-use super::trainer::{Command, Replica};
+use super::trainer::{Command, EVALUATION_BATCH, Replica};
 use crate::control::protocol::{Evaluated, Exported};
 use crate::control::{Best, ErrorCode, Failure, Hex, Response};
 
@@ -107,7 +107,7 @@ pub(super) fn question(driver: &mut Driver, question: Question) {
                 let judged = checkpoint::import(&folder.model()).map_err(|error| error.to_string());
                 let judged = judged.and_then(|import| {
                     let data = data::load(&file.data, &private).map_err(|error| error.to_string())?;
-                    judge(import.model, &data.validation)
+                    judge_model(import.model, &data.validation)
                 });
                 let _ = reply.send(judged.unwrap_or_else(|error| failure(ErrorCode::Internal, error)));
             }
@@ -148,8 +148,7 @@ pub(super) fn question(driver: &mut Driver, question: Question) {
                 });
             }
             Question::Evaluate(reply) => {
-                let judged = rebuild(&layout, &optimiser, &replica.snapshot)
-                    .and_then(|model| judge(model, &data.validation));
+                let judged = judge_replica(&layout, &optimiser, &replica.snapshot, &data.validation);
                 let _ = reply.send(judged.unwrap_or_else(|error| failure(ErrorCode::Internal, error)));
             }
         })
@@ -178,27 +177,37 @@ fn exported(job: JobId, path: PathBuf, best: Best) -> Response {
     Response::Exported(Exported { job: Hex(job), path, bytes, best })
 }
 
-/// A model of its own with the weights of a copied replica.
-fn rebuild(layout: &Layout, optimiser: &OptimiserConfig, snapshot: &Snapshot) -> Result<Model, String> {
+/// Judges a copied replica in a model of its own, so that training goes on.
+fn judge_replica(
+    layout: &Layout,
+    optimiser: &OptimiserConfig,
+    snapshot: &Snapshot,
+    data: &data::Dataset,
+) -> Result<Response, String> {
     let model = Model::new(&layout.config, layout.input_shape, layout.n_classes, 0);
     let trainer = model.map_err(|error| error.to_string()).and_then(|model| {
         Trainer::new(model, optimiser.clone()).map_err(|error| error.to_string())
     });
     let mut trainer = trainer?;
     trainer.restore(snapshot).map_err(|error| error.to_string())?;
-    Ok(trainer.into_model())
+    let evaluation = trainer.evaluate(data, 0..data.len(), EVALUATION_BATCH).map_err(|error| error.to_string())?;
+    Ok(judged(&evaluation, snapshot.weights_hash()))
 }
 
-fn judge(mut model: Model, data: &data::Dataset) -> Result<Response, String> {
-    let model_hash = Hex(Digest(model.weights_hash()));
+fn judge_model(mut model: Model, data: &data::Dataset) -> Result<Response, String> {
     let rows = 0..data.len();
-    let evaluation = train::evaluate(&mut model, data, rows, 250).map_err(|error| error.to_string())?;
-    Ok(Response::Evaluated(Evaluated {
+    let evaluation =
+        train::evaluate(&mut model, data, rows, EVALUATION_BATCH).map_err(|error| error.to_string())?;
+    Ok(judged(&evaluation, model.weights_hash()))
+}
+
+fn judged(evaluation: &Evaluation, hash: [u8; 32]) -> Response {
+    Response::Evaluated(Evaluated {
         accuracy: evaluation.accuracy,
         loss: evaluation.loss.is_finite().then_some(evaluation.loss),
         samples: evaluation.samples as u64,
-        model_hash,
-    }))
+        model_hash: Hex(Digest(hash)),
+    })
 }
 
 fn failure(code: ErrorCode, message: String) -> Response {

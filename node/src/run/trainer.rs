@@ -21,7 +21,7 @@ pub const EVENTS: usize = 256;
 /// Steps in a row whose loss is not finite before the replica counts as diverged.
 const MAX_NOT_FINITE: u32 = 10;
 /// Rows per forward pass of an evaluation.
-const EVALUATION_BATCH: usize = 250;
+pub(super) const EVALUATION_BATCH: usize = 250;
 
 /// How one peer trains for one job.
 #[derive(Clone, Copy, Debug)]
