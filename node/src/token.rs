@@ -227,7 +227,7 @@ mod tests {
         }
         for wrong in [
             &text[..text.len() - 1],
-            &text.replace("4", "5"),
+            &text.replacen("beeq", "baeq", 1),
             "skein1",
             "skein1!",
             &"skein1".repeat(99),

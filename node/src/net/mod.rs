@@ -365,3 +365,6 @@ impl Net {
         response.await.ok()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -252,7 +252,10 @@ impl Writer {
                 body = queue.recv() => body,
             };
             let Some(body) = body else {
-                return stream.close().await;
+                stream.close().await?;
+                // The reader closes its side once it has everything; closing the connection before that could lose it.
+                let _ = broken.await;
+                return Ok(());
             };
             frames::write(&mut stream, self.lane.kind(), &body).await?;
             self.traffic.count(Some(self.lane), Way::Out, body.len());
@@ -285,7 +288,11 @@ impl Reader {
                         return;
                     }
                 }
-                Ok(None) => return,
+                Ok(None) => {
+                    // Tells the writer that all was read; if it is gone, nobody waits for that.
+                    let _ = stream.close().await;
+                    return;
+                }
                 Err(error) => return complain(self.peer, "stream", &error, &self.traffic),
             }
         }

@@ -51,7 +51,8 @@ pub(super) fn build(identity: &Identity, key: &MeshKey) -> Result<Swarm<Behaviou
     let shared = PnetConfig::new(PreSharedKey::new(key.derive("skein 1 private network")));
     let transport = tcp::tokio::Transport::new(tcp::Config::default().nodelay(true))
         .and_then(move |socket, _| shared.handshake(socket))
-        .upgrade(Version::V1Lazy)
+        // Not lazy: with that, the accepting side never learns that it met its own identity.
+        .upgrade(Version::V1)
         .authenticate(noise)
         .multiplex(yamux::Config::default())
         .timeout(HANDSHAKE)

@@ -120,8 +120,14 @@ impl Driver {
         }
     }
 
-    /// Works out which listen addresses others may be told.
+    /// Looks at the interfaces, and works out anew which listen addresses others may be told.
     pub(super) fn offer(&mut self) {
+        match self.interfaces.refresh() {
+            Ok(true) => self.dialer.rerank(|address| self.interfaces.rank(address)),
+            Ok(false) => {}
+            Err(error) => tracing::debug!(%error, "cannot list the interfaces"),
+        }
+        self.loopback_only = self.listens_on_loopback || self.interfaces.only_loopback();
         let offers = |address: &&SocketAddr| {
             let ip = address.ip();
             address::dialable(ip)

@@ -70,7 +70,9 @@ struct Driver {
     dials: HashMap<ConnectionId, Target>,
     listening: BTreeSet<SocketAddr>,
     offered: Vec<SocketAddr>,
-    /// All addresses are loopback ones, so these may be told.
+    /// The user chose loopback addresses and no others.
+    listens_on_loopback: bool,
+    /// This peer has nothing but loopback addresses, so these may be told.
     loopback_only: bool,
     beacon: Option<Beacon>,
     mdns_error: Option<String>,
@@ -134,7 +136,8 @@ pub(super) async fn start(
         local: config.identity.peer(),
         instance: identity::random(),
         swarm,
-        loopback_only: listen.iter().all(|a| a.ip().is_loopback()) || interfaces.only_loopback(),
+        listens_on_loopback: listen.iter().all(|a| a.ip().is_loopback()),
+        loopback_only: false,
         interfaces,
         dialer: Dialer::new(u64::from_le_bytes(identity::random())),
         contacts: Contacts::new(lanes, outlets, notices.clone()),
@@ -260,14 +263,7 @@ impl Driver {
         }
         if self.interfaces_at <= now {
             self.interfaces_at = now + INTERFACES;
-            match self.interfaces.refresh() {
-                Ok(true) => {
-                    self.dialer.rerank(|address| self.interfaces.rank(address));
-                    self.offer();
-                }
-                Ok(false) => {}
-                Err(error) => tracing::debug!(%error, "cannot list the interfaces"),
-            }
+            self.offer();
         }
         if self.ask_at <= now {
             self.ask_at = now + ASK;
