@@ -167,7 +167,8 @@ impl Home {
     }
 }
 
-fn default_path() -> Option<PathBuf> {
+/// Where the home folder is when none is named: `$XDG_DATA_HOME/skein` or `~/.local/share/skein`.
+pub fn default_path() -> Option<PathBuf> {
     let set = |name| {
         std::env::var_os(name)
             .filter(|value| !value.is_empty())

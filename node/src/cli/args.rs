@@ -8,6 +8,7 @@ use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use super::exit::{self, CliError};
+use crate::home;
 
 /// Trains one model on many machines that find each other.
 #[derive(Debug, Parser)]
@@ -41,15 +42,6 @@ impl Globals {
     /// # Errors
     /// When neither is there to go by.
     pub fn home(&self) -> Result<PathBuf, CliError> {
-        let data = || {
-            let absolute = |name| {
-                std::env::var_os(name)
-                    .map(PathBuf::from)
-                    .filter(|path| path.is_absolute())
-            };
-            absolute("XDG_DATA_HOME")
-                .or_else(|| absolute("HOME").map(|home| home.join(".local/share")))
-        };
         match &self.home {
             Some(home) => std::path::absolute(home).map_err(|error| {
                 CliError::usage(format!(
@@ -57,7 +49,7 @@ impl Globals {
                     home.display()
                 ))
             }),
-            None => data().map(|data| data.join("skein")).ok_or_else(|| {
+            None => home::default_path().ok_or_else(|| {
                 CliError::usage(
                     "there is no HOME to keep the identity in: give --home DIR or set SKEIN_HOME",
                 )
@@ -101,7 +93,7 @@ pub struct UpArgs {
     /// Join the mesh of this token, as printed by another peer. Without it: the mesh of last time, else a new one
     #[arg(long, env = "SKEIN_JOIN", value_name = "TOKEN")]
     pub join: Option<String>,
-    /// Also dial this peer, as multiaddr or host:port; may be repeated
+    /// Also dial this peer, as multiaddr or host:port; may be repeated or a list with commas
     #[arg(long, env = "SKEIN_PEER", value_name = "ADDR", value_delimiter = ',')]
     pub peer: Vec<String>,
     /// Listen here; port 0 takes a free one; may be repeated. Default: every interface, the port of last time
@@ -112,7 +104,7 @@ pub struct UpArgs {
         value_delimiter = ','
     )]
     pub listen: Vec<SocketAddr>,
-    /// Private data for jobs that ask for NAME; never leaves this machine; may be repeated
+    /// Private data for jobs that ask for NAME; never leaves this machine; may be repeated (in the variable: separated by ;)
     #[arg(
         long,
         env = "SKEIN_DATA",

@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(result.samples, data.len() as u64);
         assert_eq!(result.model_hash.0.0, model.weights_hash());
 
-        let output = Output::new(true);
+        let output = Output::to(true, std::io::sink());
         let run = |data, at_least| eval(folder.path(), args(&path, data, at_least), &output);
         assert_eq!(run(Some("digits"), None).await.unwrap(), Exit::Ok);
         assert_eq!(
@@ -198,7 +198,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_neither_file_nor_job_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let output = Output::new(true);
+        let output = Output::to(true, std::io::sink());
         let missing = folder.path().join("absent.safetensors");
         let error = eval(folder.path(), args(&missing, Some("digits"), None), &output)
             .await

@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn each_example_is_written_as_a_job_and_nothing_is_overwritten_unasked() {
         let folder = tempfile::tempdir().unwrap();
-        let output = Output::new(true);
+        let output = Output::to(true, std::io::sink());
         for &example in Example::value_variants() {
             let mut args = InitArgs {
                 file: folder.path().join("job.toml"),

@@ -56,7 +56,10 @@ impl<'a> Progress<'a> {
         } else if stdout().is_terminal() {
             let bar = ProgressBar::new(FULL);
             // A fixed template cannot be wrong at run time; the plain style is what is left if it were.
-            let style = ProgressStyle::with_template("{spinner} {prefix} [{bar:24}] {wide_msg}");
+            let style = ProgressStyle::with_template(
+                "{spinner} {prefix} [{wide_bar}] {percent:>3} %
+  {msg}",
+            );
             bar.set_style(
                 style
                     .unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -81,13 +84,14 @@ impl<'a> Progress<'a> {
                 bar.set_position(
                     (status.progress_frac.unwrap_or(0.0).clamp(0.0, 1.0) * FULL as f64) as u64,
                 );
-                bar.set_message(numbers(status));
+                // Three lines, since one with all of it is wider than a terminal of 80 columns.
+                bar.set_message(numbers(status, "\n  "));
                 Ok(())
             }
             Form::Lines(lines) => {
                 if lines.is_due(Instant::now(), status) {
                     self.output
-                        .line(&format!("{} {}", status.name, numbers(status)))?;
+                        .line(&format!("{} {}", status.name, numbers(status, " | ")))?;
                 }
                 Ok(())
             }
@@ -111,8 +115,8 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// One line with what matters now.
-fn numbers(status: &JobStatus) -> String {
+/// What matters now; `middle` stands between learning and traffic.
+fn numbers(status: &JobStatus, middle: &str) -> String {
     if matches!(
         status.phase,
         Phase::Waiting | Phase::Syncing | Phase::Ending
@@ -124,17 +128,21 @@ fn numbers(status: &JobStatus) -> String {
             .unwrap_or_default();
         return format!("{}{reason} | peers {}", status.phase, status.peers.len());
     }
-    format!(
-        "step {} | loss {} | accuracy {} | {} samples/s | peers {} | in {} out {} | ETA {}",
+    let learning = format!(
+        "step {} | loss {} | accuracy {} | {} samples/s",
         status.step,
         show::number(status.train_loss, 4),
         show::percent(status.val_accuracy),
         show::number(status.samples_per_s_mesh, 0),
+    );
+    let traffic = format!(
+        "peers {} | in {} out {} | ETA {}",
         status.peers.len(),
         show::bytes(status.bytes_in),
         show::bytes(status.bytes_out),
         status.eta_s.map_or_else(|| "-".into(), show::seconds),
-    )
+    );
+    format!("{learning}{middle}{traffic}")
 }
 
 #[cfg(test)]
@@ -170,11 +178,14 @@ mod tests {
 
     #[test]
     fn the_line_says_step_loss_accuracy_rate_peers_bytes_and_time_left() {
-        let line = numbers(&JobStatus {
-            eta_s: Some(61.0),
-            val_accuracy: Some(0.5),
-            ..job_status()
-        });
+        let line = numbers(
+            &JobStatus {
+                eta_s: Some(61.0),
+                val_accuracy: Some(0.5),
+                ..job_status()
+            },
+            " | ",
+        );
         assert_eq!(
             line,
             "step 5 | loss 0.2500 | accuracy 50.00 % | 1000 samples/s | peers 1 | in 1 B out 2 B | ETA 1 min 01 s"
@@ -184,6 +195,9 @@ mod tests {
             reason: Some("1 of 3 peers ready".into()),
             ..job_status()
         };
-        assert_eq!(numbers(&waiting), "waiting: 1 of 3 peers ready | peers 1");
+        assert_eq!(
+            numbers(&waiting, " | "),
+            "waiting: 1 of 3 peers ready | peers 1"
+        );
     }
 }

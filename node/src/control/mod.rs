@@ -9,6 +9,7 @@
 //! socket is `control.sock` in the home folder, mode 0600: whoever may open it may do everything.
 
 pub mod status;
+mod peers;
 pub mod protocol;
 pub mod lines;
 pub mod socket;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::io::BufReader;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::lines::{read_line, write_line};
@@ -86,11 +86,12 @@ impl Reply {
     }
 }
 
-/// The listening socket. Dropping it ends all clients and removes the socket file.
+/// The listening socket. Dropping it ends all clients at once and removes the socket file.
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
     accepting: JoinHandle<()>,
+    closing: Arc<Notify>,
 }
 
 impl Server {
@@ -103,10 +104,28 @@ impl Server {
     /// A cancelled call leaves at most a dead socket file, which the next call replaces.
     pub async fn bind(home: &Path, requests: mpsc::Sender<Incoming>) -> Result<Self, SocketError> {
         let (listener, path) = socket::bind(home).await?;
+        let closing = Arc::new(Notify::new());
+        let accepting = tokio::spawn(accept(listener, requests, Arc::clone(&closing)));
         Ok(Self {
             path,
-            accepting: tokio::spawn(accept(listener, requests)),
+            accepting,
+            closing,
         })
+    }
+
+    /// Takes no more clients and waits, at most for `grace`, until those that are there have read their last answers.
+    /// Drop or finish all [`Reply`]s before.
+    ///
+    /// # Cancel safety
+    /// A cancelled call ends all clients at once.
+    pub async fn close(mut self, grace: Duration) {
+        self.closing.notify_one();
+        if tokio::time::timeout(grace, &mut self.accepting)
+            .await
+            .is_err()
+        {
+            tracing::debug!("a command did not read its last answer in time");
+        }
     }
 }
 
@@ -118,13 +137,17 @@ impl Drop for Server {
     }
 }
 
-async fn accept(listener: UnixListener, requests: mpsc::Sender<Incoming>) {
+async fn accept(listener: UnixListener, requests: mpsc::Sender<Incoming>, closing: Arc<Notify>) {
     let seats = Arc::new(Semaphore::new(MAX_CLIENTS));
     // A set, so that ending this task ends the clients too.
     let mut clients = JoinSet::new();
     loop {
         while clients.try_join_next().is_some() {}
-        let stream = match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = closing.notified() => break,
+        };
+        let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Out of file handles, most likely: a pause keeps the loop from spinning until some are closed.
@@ -155,6 +178,9 @@ async fn accept(listener: UnixListener, requests: mpsc::Sender<Incoming>) {
             }
         }
     }
+    // From here on commands find nobody, and what they asked is not taken any more.
+    drop((listener, requests));
+    while clients.join_next().await.is_some() {}
 }
 
 /// Serves one client from its request to its last response.

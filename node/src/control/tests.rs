@@ -235,6 +235,25 @@ async fn nonsense_on_the_socket_is_answered_with_an_error_and_an_end() {
 }
 
 #[tokio::test]
+async fn a_closing_node_still_gives_its_last_answer() {
+    let home = tempfile::tempdir().unwrap();
+    let (sender, mut incoming) = mpsc::channel(1);
+    let server = Server::bind(home.path(), sender).await.unwrap();
+    let driver = async {
+        incoming
+            .recv()
+            .await
+            .unwrap()
+            .reply
+            .finish(Response::Leaving);
+        server.close(std::time::Duration::from_secs(5)).await;
+    };
+    let (answer, ()) = tokio::join!(Client::ask(home.path(), &Request::Leave), driver);
+    assert_eq!(answer.unwrap(), Response::Leaving);
+    assert!(!home.path().join(socket::SOCKET_NAME).exists());
+}
+
+#[tokio::test]
 async fn a_node_that_drops_a_request_says_so() {
     let home = tempfile::tempdir().unwrap();
     let (sender, mut incoming) = mpsc::channel(1);

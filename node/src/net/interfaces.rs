@@ -47,6 +47,26 @@ impl Interface {
     }
 }
 
+/// All interfaces of the machine, one entry per address.
+///
+/// # Errors
+/// What the system says when it does not list them.
+pub fn list_interfaces() -> io::Result<Vec<Interface>> {
+    let found = if_addrs::get_if_addrs()?.into_iter().map(|found| {
+        let (ip, prefix) = match &found.addr {
+            if_addrs::IfAddr::V4(v4) => (v4.ip.into(), v4.prefixlen),
+            if_addrs::IfAddr::V6(v6) => (v6.ip.into(), v6.prefixlen),
+        };
+        Interface {
+            kind: kind_of(&found.name, ip),
+            name: found.name,
+            ip,
+            prefix,
+        }
+    });
+    Ok(found.collect())
+}
+
 /// How promising an address is; lower is dialled first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Rank {
@@ -79,21 +99,7 @@ impl Interfaces {
 
     /// Asks the system again; true if something changed.
     pub(super) fn refresh(&mut self) -> io::Result<bool> {
-        let list = if_addrs::get_if_addrs()?
-            .into_iter()
-            .map(|found| {
-                let (ip, prefix) = match &found.addr {
-                    if_addrs::IfAddr::V4(v4) => (v4.ip.into(), v4.prefixlen),
-                    if_addrs::IfAddr::V6(v6) => (v6.ip.into(), v6.prefixlen),
-                };
-                Interface {
-                    kind: kind_of(&found.name, ip),
-                    name: found.name,
-                    ip,
-                    prefix,
-                }
-            })
-            .collect();
+        let list = list_interfaces()?;
         let changed = list != self.list;
         self.list = list;
         Ok(changed)

@@ -42,7 +42,7 @@ pub use self::address::AddressError;
 pub use self::dialer::Via;
 pub use self::error::{NetError, PublishError, RequestError, SendError};
 pub use self::identity::{Identity, MeshKey, verify};
-pub use self::interfaces::{Interface, InterfaceKind};
+pub use self::interfaces::{Interface, InterfaceKind, list_interfaces};
 pub use self::peers::{Direction, Lane, PeerInfo, PeerState, TrafficInfo};
 pub use self::swarm::MAX_PUBLISHED;
 

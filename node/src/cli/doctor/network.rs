@@ -9,7 +9,7 @@ use crate::net::{self, Interface, InterfaceKind};
 
 /// All findings about the network. Blocks for `window`.
 pub(super) fn findings(window: Duration) -> Vec<Finding> {
-    let interfaces = match net::interfaces() {
+    let interfaces = match net::list_interfaces() {
         Ok(interfaces) => interfaces,
         Err(error) => {
             let message = format!("the system does not list them: {error}");
