@@ -2,6 +2,10 @@
 //!
 //! Throughput is always in bytes of the dense f32 arena, so that all rows compare. One thread. `cargo bench -p skein-gossip`;
 //! `benches/topk.py` gives PyTorch's figures for the selection alone.
+#![expect(
+    clippy::expect_used,
+    reason = "a benchmark ends at what it cannot set up"
+)]
 
 #[path = "../tests/gradients/mod.rs"]
 mod gradients;

@@ -51,11 +51,11 @@ fn a_packet_with_a_bomb_allocates_nothing_and_leaves_the_arena_alone() {
         .pack(&mut vec![1.0; 5100], 1.0, Values::F32, &mut packet)
         .unwrap();
     let bomb = bomb(64 << 20);
-    packet.truncate(16);
+    packet.truncate(20);
     packet[1] = 1;
-    packet[12..16].copy_from_slice(&(bomb.len() as u32).to_le_bytes());
+    packet[16..20].copy_from_slice(&(bomb.len() as u32).to_le_bytes());
     packet.extend_from_slice(&bomb);
-    for stated in [0, 1000, 7500, u32::MAX] {
+    for stated in [0u32, 1000, 7500, u32::MAX] {
         packet[8..12].copy_from_slice(&stated.to_le_bytes());
         let mut inbox = vec![0.5; 5100];
         let (result, counts) = count(|| unpacker.check_and_add(&packet, 1.0, &mut inbox));
@@ -141,15 +141,19 @@ proptest! {
 
     #[test]
     fn arbitrary_bodies_behind_a_valid_header_never_panic(
-        half: bool, body in proptest::collection::vec(any::<u8>(), 0..90), raw in 0usize..90,
+        half: bool,
+        body in proptest::collection::vec(prop_oneof![0u8..4, any::<u8>()], 0..90),
+        n_highs in 0u32..40,
+        raw in 0usize..90,
     ) {
         let layout = Layout::new(&[4, 30]).unwrap();
         let mut unpacker = Unpacker::new(&layout).unwrap();
         let mut packet = vec![u8::from(!half), 0, 0, 0];
         packet.extend_from_slice(&layout.digest().to_le_bytes());
-        packet.extend_from_slice(&(body.len() as u32).to_le_bytes());
-        packet.extend_from_slice(&(body.len() as u32).to_le_bytes());
-        packet.resize(16 + raw, 7);
+        for word in [body.len() as u32, n_highs, body.len() as u32] {
+            packet.extend_from_slice(&word.to_le_bytes());
+        }
+        packet.resize(20 + raw, 7);
         packet.extend_from_slice(&body);
         let mut inbox = vec![0.5; 34];
         if unpacker.check_and_add(&packet, 1.0, &mut inbox).is_err() {

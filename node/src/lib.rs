@@ -8,4 +8,6 @@ pub mod token;
 pub mod home;
 pub mod job;
 pub mod control;
+pub mod run;
+pub mod mesh;
 pub mod cli;

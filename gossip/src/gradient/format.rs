@@ -1,16 +1,21 @@
 //! The bytes of a packet, and the bounds on them. All integers little endian.
 //!
 //! ```text
-//! byte 0     1            2..4          4..8           8..12        12..16
-//!      values compression reserved (0)  layout digest  body bytes   stored body bytes
-//!      16..  raw part: per variable the low bytes of its halves, or its f32
-//!      then  body, stored as it is or as zstd; per variable:
-//!            0 (nothing) | 1 (dense) | 2 or 3 (sparse, gaps of one or two bytes), count u32, gaps u32
-//!            gaps; exponents and high bytes of halves
+//! byte 0     1            2..4          4..8           8..12       12..16             16..20
+//!      values compression reserved (0)  layout digest  body bytes  of these: highs    stored body bytes
+//!      20..  raw part: per variable the low bytes of its halves, or its f32
+//!      then  body, stored as it is or as zstd:
+//!            highs: per variable, exponents and high bytes of halves
+//!            heads: per variable, 0 (nothing) | 1 (dense) | 2 or 3 (sparse, gaps of one or two bytes), count u32, gaps u32
+//!            gaps: per variable
 //! ```
 //!
-//! There is one way only to write a given choice of entries: dense from the point where sparse would be larger, and the
-//! width of gaps follows from count and length. A reader refuses anything else, which bounds what it ever has to hold.
+//! Like lies by like, so that zstd finds one distribution of bytes for long stretches, which saves 6 % of a packet of 1.2 M
+//! values at 10 %. There is one way only to write a given choice of entries: dense from the point where sparse would be
+//! larger, and the width of gaps follows from count and length. A reader refuses anything else, which bounds what it ever
+//! has to hold.
+
+use std::ops::Range;
 
 use super::{
     indices::Width,
@@ -19,7 +24,7 @@ use super::{
 };
 
 /// Bytes of the header.
-pub(super) const HEADER_BYTES: usize = 16;
+pub(super) const HEADER_BYTES: usize = 20;
 
 pub(super) const EMPTY: u8 = 0;
 pub(super) const DENSE: u8 = 1;
@@ -34,6 +39,8 @@ pub(super) struct Header {
     pub(super) digest: u32,
     /// Bytes of the body when unpacked.
     pub(super) body_bytes: u32,
+    /// How many of these are highs.
+    pub(super) n_highs: u32,
     /// Bytes of the body in the packet.
     pub(super) stored_bytes: u32,
 }
@@ -48,7 +55,8 @@ impl Header {
         bytes[1] = self.compressed.into();
         bytes[4..8].copy_from_slice(&self.digest.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.body_bytes.to_le_bytes());
-        bytes[12..].copy_from_slice(&self.stored_bytes.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.n_highs.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.stored_bytes.to_le_bytes());
         bytes
     }
 
@@ -71,22 +79,35 @@ impl Header {
             compressed,
             digest: word(4),
             body_bytes: word(8),
-            stored_bytes: word(12),
+            n_highs: word(12),
+            stored_bytes: word(16),
         })
     }
 }
 
-/// Where a variable's entries lie in the two parts of a packet, checked or just written.
+/// The parts of a packet that its entries lie in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Streams<'a> {
+    pub(super) values: Values,
+    pub(super) highs: &'a [u8],
+    pub(super) gaps: &'a [u8],
+    pub(super) raw: &'a [u8],
+}
+
+/// Where a variable's entries lie in each of the [`Streams`], checked or just written.
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
+    pub(super) variable: usize,
     /// The variable in the arena.
-    pub(super) range: std::ops::Range<usize>,
-    /// The gaps in the body; none if dense.
-    pub(super) gaps: Option<(Width, std::ops::Range<usize>)>,
-    /// Exponents and high bytes in the body; empty for f32.
-    pub(super) high: std::ops::Range<usize>,
-    /// Low bytes or f32 in the raw part.
-    pub(super) raw: std::ops::Range<usize>,
+    pub(super) range: Range<usize>,
+    /// How many entries.
+    pub(super) n: usize,
+    /// Their gaps; none if dense.
+    pub(super) gaps: Option<(Width, Range<usize>)>,
+    /// Their exponents and high bytes; empty for f32.
+    pub(super) highs: Range<usize>,
+    /// Their low bytes or f32.
+    pub(super) raw: Range<usize>,
 }
 
 /// Bytes in the raw part for `n` values.
@@ -97,8 +118,8 @@ pub(super) const fn raw_bytes(values: Values, n: usize) -> usize {
     }
 }
 
-/// Bytes in the body for `n` values, gaps apart.
-pub(super) const fn body_bytes(values: Values, n: usize) -> usize {
+/// Bytes in the highs for `n` values.
+pub(super) const fn highs_bytes(values: Values, n: usize) -> usize {
     match values {
         Values::F16 => high_bytes(n),
         Values::F32 => 0,

@@ -1,15 +1,15 @@
 //! The largest entries of a residual, taken out of it and written as a packet.
 //!
 //! Called by the coder thread for a link that has credit; the packet goes into a frame. Per variable (as in DLion, so that no
-//! layer starves) the largest share of entries is chosen by [`super::select`], or all of them where that is no larger. The
+//! layer starves) the largest share of entries is chosen (`select.rs`), or all of them where that is no larger. The
 //! residual is read once to choose; what the receiver will decode is subtracted at the end, when nothing can fail any more,
 //! by the receiver's own function.
 
 use super::{
-    format::{self, DENSE, EMPTY, HEADER_BYTES, Header, SPARSE, SPARSE_WIDE, Segment},
+    format::{self, DENSE, EMPTY, HEADER_BYTES, Header, SPARSE, SPARSE_WIDE, Segment, Streams},
     indices::{self, Width},
     layout::Layout,
-    select::{self, NotFinite, Selector},
+    select::{self, NotFinite, Selection, Selector},
     unpack,
     values::{self, Values},
 };
@@ -24,7 +24,10 @@ pub struct Packer {
     layout: Layout,
     selector: Selector,
     compressor: Compressor,
+    /// Highs, and at the end heads and gaps.
     body: Vec<u8>,
+    heads: Vec<u8>,
+    gaps: Vec<u8>,
     segments: Vec<Segment>,
 }
 
@@ -88,6 +91,8 @@ impl Packer {
             selector: Selector::new(layout.longest()),
             compressor: Compressor::new(level)?,
             body: Vec::with_capacity(format::max_body_bytes(layout)),
+            heads: Vec::with_capacity(9 * layout.n_variables()),
+            gaps: Vec::with_capacity(format::max_body_bytes(layout)),
             segments: Vec::with_capacity(layout.n_variables()),
         })
     }
@@ -119,19 +124,17 @@ impl Packer {
             return Err(PackError::Fraction { got: fraction });
         }
         let start = out.len();
-        let written = self.write(residual, fraction, values, out);
-        match written {
-            Ok(raw) => {
-                let packed = unpack::add(
-                    &self.segments,
+        match self.write(residual, fraction, values, out) {
+            Ok(Parts { raw, n_highs }) => {
+                let streams = Streams {
                     values,
-                    &out[raw],
-                    &self.body,
-                    -1.0,
-                    residual,
-                );
+                    highs: &self.body[..n_highs],
+                    gaps: &self.gaps,
+                    raw: &out[raw],
+                };
+                let sent = unpack::add(&self.segments, streams, -1.0, residual);
                 Ok(Packed {
-                    n_entries: packed.n_entries,
+                    n_entries: sent.n_entries,
                     bytes: out.len() - start,
                 })
             }
@@ -142,50 +145,58 @@ impl Packer {
         }
     }
 
-    /// Appends the packet, leaving its unpacked body and segments in `self`; returns where its raw part is.
+    /// Appends the packet, leaving its body, gaps and segments in `self`.
     fn write(
         &mut self,
         residual: &[f32],
         fraction: f32,
         values: Values,
         out: &mut Vec<u8>,
-    ) -> Result<std::ops::Range<usize>, PackError> {
-        let (raw_capacity, body_capacity) =
-            self.layout.ranges().fold((0, 0), |(raw, body), range| {
-                let (more_raw, more_body) =
-                    format::capacity(values, n_to_send(fraction, range.len()), range.len());
-                (raw + more_raw, body + more_body)
-            });
+    ) -> Result<Parts, PackError> {
         let start = out.len();
-        out.reserve(HEADER_BYTES + raw_capacity + compressed_bound(body_capacity));
+        out.reserve(capacity(&self.layout, fraction, values));
         out.extend_from_slice(&[0; HEADER_BYTES]);
         let raw_start = out.len();
         self.body.clear();
+        self.heads.clear();
+        self.gaps.clear();
         self.segments.clear();
         for (variable, range) in self.layout.ranges().enumerate() {
             let entries = &residual[range.clone()];
-            let gaps = write_indices(
-                entries,
-                fraction,
-                values,
-                &mut self.selector,
-                &mut self.body,
-            )
-            .map_err(|NotFinite { entry, value }| PackError::NotFinite {
-                variable,
-                entry,
-                value,
-            })?;
-            let (gaps, sent) = match gaps {
-                Written::Nothing => continue,
-                Written::All => (None, entries),
-                Written::Some {
-                    width,
-                    gaps,
-                    values,
-                } => (Some((width, gaps)), values),
+            let choice = choose(entries, fraction, values, &mut self.selector).map_err(
+                |NotFinite { entry, value }| PackError::NotFinite {
+                    variable,
+                    entry,
+                    value,
+                },
+            )?;
+            let (gaps, sent) = match choice {
+                Choice::Nothing => {
+                    self.heads.push(EMPTY);
+                    continue;
+                }
+                Choice::All => {
+                    self.heads.push(DENSE);
+                    (None, entries)
+                }
+                Choice::Some(Selection { indices, values }) => {
+                    let width = Width::of(indices.len(), entries.len());
+                    let gaps_start = self.gaps.len();
+                    indices::put(indices, width, &mut self.gaps);
+                    let gaps = gaps_start..self.gaps.len();
+                    self.heads.push(if width == Width::One {
+                        SPARSE
+                    } else {
+                        SPARSE_WIDE
+                    });
+                    self.heads
+                        .extend_from_slice(&(indices.len() as u32).to_le_bytes());
+                    self.heads
+                        .extend_from_slice(&((gaps.len() / width.bytes()) as u32).to_le_bytes());
+                    (Some((width, gaps)), values)
+                }
             };
-            let (high, raw) = (self.body.len(), out.len());
+            let (highs_at, raw_at) = (self.body.len(), out.len());
             match values {
                 Values::F16 => values::put_halves(sent, &mut self.body, out),
                 Values::F32 => values::put_floats(sent, out),
@@ -195,15 +206,20 @@ impl Packer {
                 entry,
                 value: sent[entry],
             })?;
-            let raw = raw - raw_start..out.len() - raw_start;
+            let raw = raw_at - raw_start..out.len() - raw_start;
+            let highs = highs_at..self.body.len();
             self.segments.push(Segment {
+                variable,
                 range,
+                n: sent.len(),
                 gaps,
-                high: high..self.body.len(),
+                highs,
                 raw,
             });
         }
-        let raw = raw_start..out.len();
+        let (raw, n_highs) = (raw_start..out.len(), self.body.len());
+        self.body.extend_from_slice(&self.heads);
+        self.body.extend_from_slice(&self.gaps);
         let mut stored_bytes = self.compressor.append(&self.body, out)?;
         let compressed = stored_bytes < self.body.len();
         if !compressed {
@@ -211,18 +227,34 @@ impl Packer {
             out.extend_from_slice(&self.body);
             stored_bytes = self.body.len();
         }
-        // Both are below 2^32 because a layout has at most 2^30 values.
-        let (body_bytes, stored_bytes) = (self.body.len() as u32, stored_bytes as u32);
+        // All are below 2^32 because a layout has at most 2^30 values.
         let header = Header {
             values,
             compressed,
             digest: self.layout.digest(),
-            body_bytes,
-            stored_bytes,
+            body_bytes: self.body.len() as u32,
+            n_highs: n_highs as u32,
+            stored_bytes: stored_bytes as u32,
         };
         out[start..raw_start].copy_from_slice(&header.to_bytes());
-        Ok(raw)
+        Ok(Parts { raw, n_highs })
     }
+}
+
+/// Where [`Packer::write`] left what the receiver will read.
+struct Parts {
+    raw: std::ops::Range<usize>,
+    n_highs: usize,
+}
+
+/// Spare capacity for a packet: so that no step has to grow the output because it sends more bytes than the one before.
+fn capacity(layout: &Layout, fraction: f32, values: Values) -> usize {
+    let (raw, body) = layout.ranges().fold((0, 0), |(raw, body), range| {
+        let (more_raw, more_body) =
+            format::capacity(values, n_to_send(fraction, range.len()), range.len());
+        (raw + more_raw, body + more_body)
+    });
+    HEADER_BYTES + raw + compressed_bound(body)
 }
 
 /// How many of a variable's `length` entries are sent, zeros apart.
@@ -230,61 +262,32 @@ fn n_to_send(fraction: f32, length: usize) -> usize {
     ((f64::from(fraction) * length as f64).round() as usize).clamp(1, length)
 }
 
-enum Written<'a> {
+/// What is sent of a variable.
+enum Choice<'a> {
     Nothing,
     All,
-    Some {
-        width: Width,
-        gaps: std::ops::Range<usize>,
-        values: &'a [f32],
-    },
+    Some(Selection<'a>),
 }
 
-/// Decides what is sent of a variable and writes all of its part of the body but the values.
-fn write_indices<'a>(
+fn choose<'a>(
     entries: &[f32],
     fraction: f32,
     values: Values,
     selector: &'a mut Selector,
-    body: &mut Vec<u8>,
-) -> Result<Written<'a>, NotFinite> {
+) -> Result<Choice<'a>, NotFinite> {
     let length = entries.len();
     let k = n_to_send(fraction, length);
     if format::is_dense(values, k, length) {
         // Unless so many are zero that those that are not take fewer bytes.
         let nonzero = (select::nonzero_frac(entries) * length as f64) as usize;
         if format::is_dense(values, nonzero, length) {
-            body.push(DENSE);
-            return Ok(Written::All);
+            return Ok(Choice::All);
         }
     }
     let selection = selector.select(entries, k)?;
-    let n = selection.indices.len();
-    if n == 0 {
-        body.push(EMPTY);
-        return Ok(Written::Nothing);
-    }
-    if format::is_dense(values, n, length) {
-        body.push(DENSE);
-        return Ok(Written::All);
-    }
-    let width = Width::of(n, length);
-    body.push(if width == Width::One {
-        SPARSE
-    } else {
-        SPARSE_WIDE
-    });
-    body.extend_from_slice(&(n as u32).to_le_bytes());
-    let n_gaps_at = body.len();
-    body.extend_from_slice(&[0; 4]);
-    let start = body.len();
-    indices::put(selection.indices, width, body);
-    let gaps = start..body.len();
-    let n_gaps = (gaps.len() / width.bytes()) as u32;
-    body[n_gaps_at..start].copy_from_slice(&n_gaps.to_le_bytes());
-    Ok(Written::Some {
-        width,
-        gaps,
-        values: selection.values,
+    Ok(match selection.indices.len() {
+        0 => Choice::Nothing,
+        n if format::is_dense(values, n, length) => Choice::All,
+        _ => Choice::Some(selection),
     })
 }

@@ -4,7 +4,7 @@
 //! the packet is known to be good, and nothing is allocated after [`Unpacker::new`].
 
 use super::{
-    format::{self, DENSE, EMPTY, HEADER_BYTES, Header, SPARSE, SPARSE_WIDE, Segment},
+    format::{self, DENSE, EMPTY, HEADER_BYTES, Header, SPARSE, SPARSE_WIDE, Segment, Streams},
     indices::{self, Width},
     layout::Layout,
     values::{self, Values},
@@ -151,43 +151,55 @@ impl Unpacker {
         } else {
             stored
         };
-        if body.len() != stated {
+        let Some((highs, rest)) = body
+            .split_at_checked(header.n_highs as usize)
+            .filter(|_| body.len() == stated)
+        else {
             return Err(UnpackError::Malformed {
                 variable: 0,
                 problem: "the body is not of its stated length",
             });
-        }
-        check(&self.layout, header.values, raw, body, &mut self.segments)?;
-        Ok(add(&self.segments, header.values, raw, body, weight, into))
+        };
+        let gaps = read_heads(&self.layout, header.values, rest, &mut self.segments)?;
+        let streams = Streams {
+            values: header.values,
+            highs,
+            gaps,
+            raw,
+        };
+        check(&self.layout, streams, &self.segments)?;
+        Ok(add(&self.segments, streams, weight, into))
     }
 }
 
-/// Finds the segments of a packet and checks every byte that [`add`] will use.
-fn check(
+/// Reads what is sent of each variable into `segments`, whose ranges may still lie beyond the streams; returns the rest.
+fn read_heads<'a>(
     layout: &Layout,
     values: Values,
-    raw: &[u8],
-    body: &[u8],
+    mut bytes: &'a [u8],
     segments: &mut Vec<Segment>,
-) -> Result<(), UnpackError> {
+) -> Result<&'a [u8], UnpackError> {
     segments.clear();
-    let (mut raw_at, mut at) = (0, 0);
+    let (mut gaps_at, mut highs_at, mut raw_at) = (0, 0, 0);
     for (variable, range) in layout.ranges().enumerate() {
         let malformed = |problem| UnpackError::Malformed { variable, problem };
-        let ends = || malformed("the body ends");
         let length = range.len();
-        let tag = *body.get(at).ok_or_else(ends)?;
-        at += 1;
+        let (&tag, rest) = bytes
+            .split_first()
+            .ok_or_else(|| malformed("the body ends"))?;
+        bytes = rest;
         let (n, gaps) = match tag {
             EMPTY => continue,
             DENSE => (length, None),
             SPARSE | SPARSE_WIDE => {
-                let word = |at: usize| {
-                    let bytes = body.get(at..at + 4)?.try_into().ok()?;
-                    usize::try_from(u32::from_le_bytes(bytes)).ok()
+                let mut word = || {
+                    let (word, rest) = bytes
+                        .split_first_chunk()
+                        .ok_or_else(|| malformed("the body ends"))?;
+                    bytes = rest;
+                    Ok::<_, UnpackError>(u32::from_le_bytes(*word) as usize)
                 };
-                let (n, n_gaps) = (word(at).ok_or_else(ends)?, word(at + 4).ok_or_else(ends)?);
-                at += 8;
+                let (n, n_gaps) = (word()?, word()?);
                 let width = if tag == SPARSE {
                     Width::One
                 } else {
@@ -199,36 +211,72 @@ fn check(
                 if width != Width::of(n, length) {
                     return Err(malformed("gaps of the wrong width"));
                 }
-                let gaps = at..at.saturating_add(n_gaps.saturating_mul(width.bytes()));
-                let bytes = body.get(gaps.clone()).ok_or_else(ends)?;
-                if !indices::check(bytes, width, n, length) {
-                    return Err(malformed("gaps do not lead to the stated entries"));
+                // Also keeps the sum of all gaps below any overflow.
+                if n_gaps > n + length / 255 {
+                    return Err(malformed("more gaps than there can be"));
                 }
-                at = gaps.end;
+                let gaps = gaps_at..gaps_at + n_gaps * width.bytes();
+                gaps_at = gaps.end;
                 (n, Some((width, gaps)))
             }
             _ => return Err(malformed("unknown coding")),
         };
-        let high = at..at + format::body_bytes(values, n);
-        let low = raw_at..raw_at + format::raw_bytes(values, n);
-        let high_bytes = body.get(high.clone()).ok_or_else(ends)?;
-        let raw_bytes = raw
-            .get(low.clone())
-            .ok_or_else(|| malformed("the raw part ends"))?;
-        match values {
-            Values::F16 => values::check_halves(high_bytes),
-            Values::F32 => values::check_floats(raw_bytes),
-        }
-        .map_err(|entry| UnpackError::NotFinite { variable, entry })?;
-        (at, raw_at) = (high.end, low.end);
+        let highs = highs_at..highs_at + format::highs_bytes(values, n);
+        let raw = raw_at..raw_at + format::raw_bytes(values, n);
+        (highs_at, raw_at) = (highs.end, raw.end);
         segments.push(Segment {
+            variable,
             range,
+            n,
             gaps,
-            high,
-            raw: low,
+            highs,
+            raw,
         });
     }
-    if at != body.len() || raw_at != raw.len() {
+    Ok(bytes)
+}
+
+/// Checks every byte that [`add`] will use.
+fn check(layout: &Layout, streams: Streams<'_>, segments: &[Segment]) -> Result<(), UnpackError> {
+    let (mut gaps_end, mut highs_end, mut raw_end) = (0, 0, 0);
+    for Segment {
+        variable,
+        range,
+        n,
+        gaps,
+        highs,
+        raw,
+    } in segments
+    {
+        let variable = *variable;
+        let malformed = |problem| UnpackError::Malformed { variable, problem };
+        if let Some((width, gaps)) = gaps {
+            let bytes = streams
+                .gaps
+                .get(gaps.clone())
+                .ok_or_else(|| malformed("the gaps end"))?;
+            if !indices::check(bytes, *width, *n, range.len()) {
+                return Err(malformed("gaps do not lead to the stated entries"));
+            }
+            gaps_end = gaps.end;
+        }
+        let (highs_of, raw_of) = (
+            streams.highs.get(highs.clone()),
+            streams.raw.get(raw.clone()),
+        );
+        let (Some(highs_of), Some(raw_of)) = (highs_of, raw_of) else {
+            return Err(malformed("the values end"));
+        };
+        match streams.values {
+            Values::F16 => values::check_halves(highs_of),
+            Values::F32 => values::check_floats(raw_of),
+        }
+        .map_err(|entry| UnpackError::NotFinite { variable, entry })?;
+        (highs_end, raw_end) = (highs.end, raw.end);
+    }
+    if (gaps_end, highs_end, raw_end)
+        != (streams.gaps.len(), streams.highs.len(), streams.raw.len())
+    {
         return Err(UnpackError::Malformed {
             variable: layout.n_variables(),
             problem: "bytes are left over",
@@ -240,30 +288,28 @@ fn check(
 /// Adds what checked, or just written, segments hold.
 pub(super) fn add(
     segments: &[Segment],
-    values: Values,
-    raw: &[u8],
-    body: &[u8],
+    streams: Streams<'_>,
     weight: f32,
     into: &mut [f32],
 ) -> Unpacked {
     let (mut n_entries, mut squares) = (0, 0.0);
     for segment in segments {
         let variable = &mut into[segment.range.clone()];
-        let (high, raw) = (&body[segment.high.clone()], &raw[segment.raw.clone()]);
-        n_entries += raw.len() / format::raw_bytes(values, 1);
+        n_entries += segment.n;
         squares += match &segment.gaps {
             Some((width, gaps)) => take(
-                values,
-                high,
-                raw,
-                indices::scatter(&body[gaps.clone()], *width, weight, variable),
+                segment,
+                streams,
+                indices::scatter(&streams.gaps[gaps.clone()], *width, weight, variable),
             ),
             None => {
-                let mut rest = variable.iter_mut();
-                take(values, high, raw, |values| {
-                    for (entry, value) in rest.by_ref().zip(values) {
+                let mut start = 0;
+                take(segment, streams, |values| {
+                    let entries = &mut variable[start..start + values.len()];
+                    for (entry, value) in entries.iter_mut().zip(values) {
                         *entry += weight * value;
                     }
+                    start += values.len();
                 })
             }
         };
@@ -274,9 +320,10 @@ pub(super) fn add(
     }
 }
 
-fn take(values: Values, high: &[u8], raw: &[u8], take: impl FnMut(&[f32])) -> f64 {
-    match values {
-        Values::F16 => values::take_halves(high, raw, take),
+fn take(segment: &Segment, streams: Streams<'_>, take: impl FnMut(&[f32])) -> f64 {
+    let raw = &streams.raw[segment.raw.clone()];
+    match streams.values {
+        Values::F16 => values::take_halves(&streams.highs[segment.highs.clone()], raw, take),
         Values::F32 => values::take_floats(raw, take),
     }
 }

@@ -1,0 +1,188 @@
+//! Answers to the command line of this machine.
+
+use std::time::Duration;
+
+use skein_gossip::ids::JobId;
+use skein_gossip::message::Message;
+use skein_gossip::wire::codec;
+use tokio::sync::oneshot;
+
+use super::Mesh;
+use crate::control::status::{NodeFacts, PeerState};
+use crate::control::{ErrorCode, Failure, Hex, Incoming, JobStatus, PeerStatus, Reply, Request, Response, Status};
+use crate::job::{JobFile, SignedJob};
+use crate::net;
+use crate::run::STOPPED_BY;
+use crate::run::driver::Event;
+use crate::run::journal::now_ms;
+use crate::run::serve::Question;
+
+/// Time between two lines of a watch.
+const WATCH_EVERY: Duration = Duration::from_millis(500);
+
+impl Mesh {
+    /// Answers one request. True where the node is to leave.
+    pub(super) async fn on_request(&mut self, incoming: Incoming) -> bool {
+        let Incoming { request, reply } = incoming;
+        match request {
+            Request::Status => {
+                let status = Status {
+                    peer: Hex(self.net.local()),
+                    mesh: self.mesh_key.name(),
+                    version: env!("CARGO_PKG_VERSION").into(),
+                    listening: self.net.listen_addresses().await,
+                    uptime_s: self.began.elapsed().as_secs(),
+                    jobs: self.job_list(),
+                    join_line: self.join_line.clone(),
+                };
+                reply.finish(Response::Status(Box::new(status)));
+            }
+            Request::Peers => {
+                reply.finish(Response::Peers { peers: self.peer_list().await });
+            }
+            Request::Jobs => {
+                reply.finish(Response::Jobs { jobs: self.job_list() });
+            }
+            Request::Train { job } => self.train(job, reply),
+            Request::Watch { job } => self.watch(job, reply),
+            Request::Stop { job } => match self.jobs.get(&job) {
+                Some(known) => {
+                    let reason = format!("{STOPPED_BY}{}", self.net.local().short());
+                    super::to_job(&known.handle, Event::Stop(reason));
+                    reply.finish(Response::Stopped { job: Hex(job) });
+                }
+                None => unknown(job, reply),
+            },
+            Request::Export { job, path } => {
+                let (answer, question) = oneshot::channel();
+                self.ask(job, Question::Export(path, answer), question, reply);
+            }
+            Request::EvalJob { job } => {
+                let (answer, question) = oneshot::channel();
+                self.ask(job, Question::Evaluate(answer), question, reply);
+            }
+            Request::Doctor => {
+                let discovery = self.net.discovery().await;
+                let facts = NodeFacts {
+                    peers: self.peer_list().await,
+                    mdns: discovery.and_then(|discovery| discovery.mdns_error),
+                    training_threads: skein_model::runtime::threads() as u32,
+                    listening: self.net.listen_addresses().await,
+                };
+                reply.finish(Response::Doctor(facts));
+            }
+            Request::Leave => {
+                reply.finish(Response::Leaving);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn job_list(&self) -> Vec<JobStatus> {
+        let mut jobs: Vec<_> = self.jobs.values().collect();
+        jobs.sort_by_key(|job| std::cmp::Reverse(job.submitted_at_ms));
+        jobs.iter().map(|job| job.handle.status.borrow().clone()).collect()
+    }
+
+    async fn peer_list(&self) -> Vec<PeerStatus> {
+        let mut peers: Vec<PeerStatus> = self.net.peers().await.iter().filter_map(peer_status).collect();
+        peers.sort_by_key(|peer| (peer.state != PeerState::Connected, peer.id));
+        peers
+    }
+
+    fn train(&mut self, text: String, reply: Reply) {
+        let file = match JobFile::parse(&text) {
+            Ok(file) => file,
+            Err(error) => {
+                reply.fail(ErrorCode::BadJob, error.to_string(), "");
+                return;
+            }
+        };
+        let signed = SignedJob::sign(&self.identity, text, now_ms());
+        let encoded = signed.encode();
+        match self.take(signed) {
+            Ok(id) => {
+                if let Err(error) = self.net.publish(codec::encode(&Message::Job(encoded.clone()))) {
+                    tracing::debug!(%error, "nobody to publish to");
+                }
+                // Whoever is connected gets it directly too: gossip may still be forming.
+                for peer in &self.connected {
+                    self.tell(*peer, &Message::Job(encoded.clone()));
+                }
+                reply.finish(Response::Accepted { job: Hex(id), name: file.name });
+            }
+            Err(error) => {
+                reply.fail(ErrorCode::Internal, format!("{error:#}"), "");
+            }
+        }
+    }
+
+    fn watch(&self, job: JobId, reply: Reply) {
+        let Some(known) = self.jobs.get(&job) else { return unknown(job, reply) };
+        let mut status = known.handle.status.clone();
+        tokio::spawn(async move {
+            let mut pace = tokio::time::interval(WATCH_EVERY);
+            loop {
+                pace.tick().await;
+                let now = status.borrow_and_update().clone();
+                if now.phase.is_final() {
+                    reply.finish(Response::Progress(Box::new(now)));
+                    return;
+                }
+                if reply.is_gone() {
+                    return;
+                }
+                reply.send(Response::Progress(Box::new(now)));
+                if status.changed().await.is_err() {
+                    let now = status.borrow().clone();
+                    reply.finish(Response::Progress(Box::new(now)));
+                    return;
+                }
+            }
+        });
+    }
+
+    fn ask(&self, job: JobId, question: Question, answer: oneshot::Receiver<Response>, reply: Reply) {
+        let Some(known) = self.jobs.get(&job) else { return unknown(job, reply) };
+        super::to_job(&known.handle, Event::Ask(question));
+        tokio::spawn(async move {
+            let answer = answer.await.unwrap_or_else(|_| {
+                Response::Error(Failure {
+                    code: ErrorCode::Refused,
+                    message: format!("job {} is busy", job.short()),
+                    fix: "ask again in a moment".into(),
+                })
+            });
+            reply.finish(answer);
+        });
+    }
+}
+
+fn unknown(job: JobId, reply: Reply) {
+    reply.fail(ErrorCode::NotFound, format!("no job {} here", job.short()), "`skein jobs` lists them");
+}
+
+fn peer_status(info: &net::PeerInfo) -> Option<PeerStatus> {
+    let id = Hex(info.peer?);
+    let (state, rtt, reason) = match &info.state {
+        net::PeerState::Connected { rtt, .. } => (PeerState::Connected, *rtt, None),
+        net::PeerState::OneWay { reason } => (PeerState::OneWay, None, Some(reason.clone())),
+        net::PeerState::Dialing { .. } => (PeerState::Dialling, None, None),
+        net::PeerState::Unusable { reason } => (PeerState::Unreachable, None, Some(reason.clone())),
+        net::PeerState::Lost => (PeerState::Gone, None, None),
+    };
+    let traffic = info.traffic;
+    Some(PeerStatus {
+        id,
+        addresses: info.addresses.clone(),
+        state,
+        via: info.via.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        rtt_ms: rtt.map(|rtt| rtt.as_secs_f64() * 1e3),
+        reason,
+        bytes_in: traffic.control_in + traffic.update_in + traffic.request_in,
+        bytes_out: traffic.control_out + traffic.update_out + traffic.request_out,
+        version: info.software.clone(),
+        clock_offset_ms: None,
+    })
+}

@@ -1,0 +1,572 @@
+//! The driver of one job on this peer: joins the agreement (`skein_gossip`), the training thread, the coder and the network.
+//!
+//! It decides nothing itself: events go into [`Agreement`], and what comes out of it is carried out here. State copies,
+//! evaluation and disk work run elsewhere and report back as [`Done`], so that beats are never late.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use skein_gossip::agreement::{self, Agreement, Input, Output};
+use skein_gossip::ids::{Digest, JobId, PeerId};
+use skein_gossip::message::{Candidate, Decision, Message, StateRequest};
+use skein_gossip::time::Tick;
+use skein_gossip::transfer::Fetch;
+use skein_gossip::wire::codec;
+use skein_model::snapshot::Snapshot;
+use skein_model::train::Evaluation;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::blobs::Blobs;
+use super::folder::JobFolder;
+use super::journal::{Entry, Journal, links};
+use super::prepare::Prepared;
+use super::serve::{self, Question};
+use super::status::Figures;
+use super::threads::{self, Threads};
+use super::trainer::{self, Command};
+use super::{coder, fetch};
+use crate::control::JobStatus;
+use crate::job::{Every, JobFile};
+use crate::net::{Lane, Net};
+
+/// Events that wait for the driver of a job. A beat more or less does not matter: when it is full, beats are dropped.
+pub const EVENTS: usize = 256;
+/// How long a fetch that failed waits before the next try.
+const RETRY_AFTER: Duration = Duration::from_millis(300);
+
+/// What the driver needs to begin.
+#[derive(Debug)]
+pub struct JobContext {
+    /// The job.
+    pub id: JobId,
+    /// Its file.
+    pub file: JobFile,
+    /// Its folder.
+    pub folder: JobFolder,
+    /// The network.
+    pub net: Net,
+    /// A number that this process drew.
+    pub instance: u64,
+    /// Private data of this peer by name.
+    pub private: BTreeMap<String, PathBuf>,
+    /// What is served to others.
+    pub blobs: Blobs,
+    /// Peers connected now.
+    pub connected: Vec<PeerId>,
+}
+
+/// What the mesh tells the job.
+#[derive(Debug)]
+pub enum Event {
+    /// A peer is connected.
+    Connected(PeerId),
+    /// A peer is gone.
+    Disconnected(PeerId),
+    /// A control message of this job.
+    Message(PeerId, Message),
+    /// A peer asks for state.
+    State(StateRequest, oneshot::Sender<Vec<u8>>),
+    /// A user of this node asks for something.
+    Ask(Question),
+    /// End the job everywhere.
+    Stop(String),
+    /// This node leaves: say so, save, and stop.
+    Leave(oneshot::Sender<()>),
+}
+
+/// Slow work that has come back.
+#[derive(Debug)]
+pub(super) enum Done {
+    Prepared(Result<Box<Prepared>, String>),
+    Fetched(fetch::Try, Duration),
+    Restored { step: u64, samples: u64, donors: Vec<PeerId>, bytes: u64, took: Duration, outcome: Result<(), String> },
+    Candidate(Result<(u64, Evaluation, Box<Snapshot>), String>),
+    Saved(Result<u64, String>),
+}
+
+/// What is to be told, in this order. At most a few views and two credits per peer wait.
+enum Order {
+    Coder(coder::Input),
+    /// The trainer may begin: the coder knows where.
+    Train,
+}
+
+/// What is being fetched.
+enum Fetching {
+    Nothing,
+    Replica { from_step: u64, partial: Option<Fetch> },
+    Weights { decision: Decision, partial: Option<Fetch> },
+}
+
+pub(super) struct Driver {
+    pub(super) context: JobContext,
+    pub(super) agreement: Agreement,
+    started: Instant,
+    pub(super) journal: Journal,
+    pub(super) figures: Figures,
+    pub(super) threads: Option<Threads>,
+    coder_inputs: Option<mpsc::Receiver<coder::Input>>,
+    pub(super) coder: mpsc::Sender<coder::Input>,
+    pub(super) done: mpsc::Sender<Done>,
+    orders: VecDeque<Order>,
+    status: watch::Sender<JobStatus>,
+    fetching: Fetching,
+    retry_at: Option<Instant>,
+    /// The weights offered, decided or agreed, for others and for the result.
+    pub(super) kept: Option<(Digest, Snapshot)>,
+    last_checkpoint: (Instant, u64),
+    saving: bool,
+    pub(super) reason: String,
+    closed: bool,
+}
+
+/// Runs a job until the node leaves or drops `events`; a closed job stays, to tell latecomers.
+pub(super) async fn run(
+    context: JobContext,
+    mut events: mpsc::Receiver<Event>,
+    coder: (mpsc::Sender<coder::Input>, mpsc::Receiver<coder::Input>),
+    status: watch::Sender<JobStatus>,
+) {
+    let started = Instant::now();
+    let config = agreement::Config::new(context.file.start.peers as usize, context.file.train.batch);
+    let agreement = Agreement::new(config, context.net.local(), context.instance, Tick(0));
+    let (done, mut dones) = mpsc::channel(8);
+    threads::prepare(&context, done.clone());
+    let mut driver = Driver {
+        journal: Journal::open(&context.folder.journal()),
+        figures: Figures::new(&context.file),
+        agreement,
+        started,
+        threads: None,
+        coder: coder.0,
+        coder_inputs: Some(coder.1),
+        done,
+        orders: VecDeque::new(),
+        status,
+        fetching: Fetching::Nothing,
+        retry_at: None,
+        kept: None,
+        last_checkpoint: (started, 0),
+        saving: false,
+        reason: String::new(),
+        closed: false,
+        context,
+    };
+    for peer in driver.context.connected.clone() {
+        driver.input(Input::Connected(peer));
+    }
+    let mut second = tokio::time::interval(Duration::from_millis(500));
+    second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let wakeup = driver.started + Duration::from_micros(driver.agreement.next_wakeup().0);
+        let trained = async {
+            match &mut driver.threads {
+                Some(threads) => threads.events.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            event = events.recv() => match event {
+                Some(Event::Leave(reply)) => {
+                    driver.leave().await;
+                    let _ = reply.send(());
+                    return;
+                }
+                Some(event) => driver.on_event(event),
+                None => return,
+            },
+            Some(done) = dones.recv() => driver.on_done(done),
+            event = trained => match event {
+                Some(event) => driver.on_trained(event),
+                None => driver.threads = None,
+            },
+            _ = second.tick() => driver.every_half_second(),
+            () = tokio::time::sleep_until(wakeup.into()) => driver.input(Input::Tick),
+        }
+        driver.carry_out();
+        driver.give_orders();
+    }
+}
+
+/// What a job shows before anything has happened.
+pub(super) fn first_status(context: &JobContext) -> JobStatus {
+    let config = agreement::Config::new(1, context.file.train.batch);
+    let agreement = Agreement::new(config, context.net.local(), context.instance, Tick(0));
+    Figures::new(&context.file).status(context, &agreement, "")
+}
+
+impl Driver {
+    pub(super) fn now(&self) -> Tick {
+        Tick(self.started.elapsed().as_micros() as u64)
+    }
+
+    pub(super) fn input(&mut self, input: Input) {
+        let now = self.now();
+        self.agreement.handle(now, input);
+    }
+
+    fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Connected(peer) => {
+                self.input(Input::Connected(peer));
+                self.tell_coder(coder::Input::Reconnected(peer));
+            }
+            Event::Disconnected(peer) => self.input(Input::Disconnected(peer)),
+            Event::Message(from, message) => match message {
+                Message::Beat(_, beat) => self.input(Input::Beat(from, beat)),
+                Message::View(_, view) => self.input(Input::View(from, view)),
+                Message::Leaving(_) => self.input(Input::Leaving(from)),
+                Message::Applied(_, seq) => self.tell_coder(coder::Input::Applied { from, seq }),
+                Message::Job(_) => {}
+            },
+            Event::State(request, reply) => serve::state(self, request, reply),
+            Event::Ask(question) => serve::question(self, question),
+            Event::Stop(reason) => self.input(Input::StopHolds(reason)),
+            Event::Leave(_) => {}
+        }
+    }
+
+    fn on_done(&mut self, done: Done) {
+        match done {
+            Done::Prepared(Ok(prepared)) => self.on_prepared(*prepared),
+            Done::Prepared(Err(reason)) => {
+                tracing::warn!(job = %self.context.id.short(), reason, "this peer cannot take part");
+                self.figures.failure = Some(reason.clone());
+                self.input(Input::Unable(reason));
+            }
+            Done::Fetched(outcome, took) => self.on_fetched(outcome, took),
+            Done::Restored { step, samples, donors, bytes, took, outcome } => match outcome {
+                Ok(()) => {
+                    let donors = donors.iter().map(PeerId::short).collect();
+                    self.journal.write(&Entry::Synced { donors, step, bytes, seconds: took.as_secs_f64() });
+                    self.figures.step = step;
+                    self.fetching = Fetching::Nothing;
+                    self.input(Input::Synced { step, samples });
+                }
+                Err(reason) => {
+                    self.journal.write(&Entry::FetchFailed { reasons: &[reason] });
+                    self.retry_at = Some(Instant::now() + RETRY_AFTER);
+                }
+            },
+            Done::Candidate(Ok((step, evaluation, snapshot))) => {
+                let digest = Digest(snapshot.weights_hash());
+                self.kept = Some((digest, *snapshot));
+                self.figures.evaluated(step, &evaluation);
+                let (accuracy, loss) = (evaluation.accuracy as f32, evaluation.loss as f32);
+                self.input(Input::Evaluated(Candidate { accuracy, loss, digest, step }));
+            }
+            Done::Candidate(Err(reason)) => {
+                // Nothing to offer, but the others must not wait for it: a candidate that never wins.
+                tracing::warn!(job = %self.context.id.short(), reason, "no candidate");
+                let worst = Candidate { accuracy: f32::NAN, loss: f32::NAN, digest: Digest([0; 32]), step: 0 };
+                self.input(Input::Evaluated(worst));
+            }
+            Done::Saved(outcome) => {
+                self.saving = false;
+                match outcome {
+                    Ok(step) => self.journal.write(&Entry::Checkpoint { step }),
+                    Err(reason) => {
+                        tracing::error!(job = %self.context.id.short(), reason, "checkpoint not written");
+                        self.journal.write(&Entry::CheckpointFailed { reason: &reason });
+                    }
+                }
+            }
+        }
+    }
+
+    fn on_prepared(&mut self, prepared: Prepared) {
+        let holding = prepared.holding;
+        self.journal.write(&Entry::Opened {
+            peer: self.context.net.local().to_string(),
+            name: &self.context.file.name,
+            step: holding.step,
+            samples: holding.samples,
+            digest: holding.digest.to_string(),
+            skipped_checkpoints: &prepared.skipped,
+        });
+        self.figures.prepared(&prepared);
+        self.last_checkpoint = (Instant::now(), holding.step);
+        let Some(inputs) = self.coder_inputs.take() else { return };
+        match threads::start(&self.context, prepared, self.coder.clone(), inputs, self.started) {
+            Ok(threads) => {
+                self.threads = Some(threads);
+                self.input(Input::Prepared(holding));
+            }
+            Err(reason) => {
+                self.figures.failure = Some(reason.clone());
+                self.input(Input::Unable(reason));
+            }
+        }
+    }
+
+    fn on_trained(&mut self, event: trainer::Event) {
+        match event {
+            trainer::Event::Step { step, loss, samples, computing, waiting, communicating } => {
+                self.figures.stepped(step, loss, samples, computing, waiting, communicating);
+                let report = self.threads.as_ref().map(|threads| threads.report.borrow().clone());
+                let report = report.unwrap_or_default();
+                self.figures.links(&report);
+                self.journal.write(&Entry::Step {
+                    step,
+                    train_loss: loss.is_finite().then_some(loss),
+                    samples,
+                    computing_s: computing.as_secs_f64(),
+                    waiting_s: waiting.as_secs_f64(),
+                    communicating_s: communicating.as_secs_f64(),
+                    links: links(&report.links),
+                    view: self.agreement.view().map_or(0, |view| view.stamp.number),
+                });
+                let train_loss = self.figures.train_loss.unwrap_or(f32::MAX);
+                let contribution = self.figures.contribution;
+                self.input(Input::Progress { step, train_loss, contribution });
+                self.checkpoint_if_due(step);
+            }
+            trainer::Event::Evaluated { step, evaluation, whole } => {
+                let samples_mesh = self.agreement.mesh_samples();
+                self.figures.evaluated(step, &evaluation);
+                self.journal.write(&Entry::Evaluated {
+                    step,
+                    val_accuracy: evaluation.accuracy,
+                    val_loss: evaluation.loss.is_finite().then_some(evaluation.loss),
+                    samples: evaluation.samples,
+                    samples_mesh,
+                });
+                if let Some(reason) = whole.then(|| self.figures.target_met(&evaluation)).flatten() {
+                    return self.input(Input::StopHolds(reason));
+                }
+            }
+            trainer::Event::NotFinite { step } => {
+                self.figures.refused_own += 1;
+                let peer = self.context.net.local().short();
+                self.journal.write(&Entry::Refused { peer, reason: &format!("own step {step} is not finite") });
+            }
+            trainer::Event::Failed(reason) => {
+                self.figures.failure = Some(reason.into());
+                self.input(Input::Unable(reason.into()));
+            }
+        }
+        if let Some(reason) = self.figures.stop_holds(self.agreement.mesh_samples()) {
+            self.input(Input::StopHolds(reason));
+        }
+    }
+
+    /// Carries out what the agreement wants.
+    fn carry_out(&mut self) {
+        while let Some(output) = self.agreement.poll() {
+            match output {
+                Output::SendBeat(to, beat) => self.send(to, &Message::Beat(self.context.id, beat)),
+                Output::SendView(to, view) => self.send(to, &Message::View(self.context.id, view)),
+                Output::Adopted(view) => {
+                    self.figures.adopted();
+                    let me = self.context.net.local();
+                    let shard = view.member(me).map_or(0, |member| member.slot);
+                    let others = view.members.len().saturating_sub(1);
+                    self.journal.write(&Entry::View {
+                        number: view.stamp.number,
+                        steward: view.stamp.steward.short(),
+                        members: view.members.iter().map(|member| member.peer.short()).collect(),
+                        global_batch: view.global_batch(),
+                    });
+                    self.tell_trainer(Command::Membership { global_batch: view.global_batch(), others, shard });
+                    self.tell_coder(coder::Input::View { view: Some(view), agreed: false });
+                }
+                Output::Agreed => {
+                    let view = self.agreement.view().cloned().map(Box::new);
+                    self.tell_coder(coder::Input::View { view, agreed: true });
+                }
+                Output::Sync { from_step } => {
+                    self.tell_trainer(Command::Pause);
+                    self.fetching = Fetching::Replica { from_step, partial: None };
+                    self.try_fetch();
+                }
+                Output::Train => {
+                    self.tell_coder(coder::Input::StartAt(self.figures.step));
+                    self.orders.push_back(Order::Train);
+                    self.give_orders();
+                }
+                Output::Pause { lost_samples } => {
+                    self.fetching = Fetching::Nothing;
+                    self.tell_trainer(Command::Pause);
+                    self.tell_coder(coder::Input::View { view: None, agreed: false });
+                    self.journal.write(&Entry::Paused { lost_samples });
+                }
+                Output::End { reason, abstain } => {
+                    self.journal.write(&Entry::Ending { reason: &reason });
+                    self.reason = reason;
+                    self.fetching = Fetching::Nothing;
+                    self.tell_trainer(Command::Pause);
+                    self.tell_coder(coder::Input::View { view: None, agreed: false });
+                    if !abstain {
+                        threads::candidate(self);
+                    }
+                }
+                Output::Fetch(decision) => {
+                    self.fetching = Fetching::Weights { decision, partial: None };
+                    self.try_fetch();
+                }
+                Output::Closed(decision) => self.close(decision),
+            }
+        }
+        self.status.send_replace(self.figures.status(&self.context, &self.agreement, &self.reason));
+    }
+
+    /// Begins a try to fetch what is wanted from whoever has it now.
+    fn try_fetch(&mut self) {
+        self.retry_at = None;
+        let now = self.now();
+        let Some(threads) = &self.threads else { return };
+        let job = self.context.id;
+        let (holders, what, cap, partial) = match &mut self.fetching {
+            Fetching::Nothing => return,
+            Fetching::Replica { from_step, partial } => {
+                let from_step = if threads.synchronous { *from_step } else { 0 };
+                let what = StateRequest::Replica { job, from_step };
+                (self.agreement.donors(now), what, threads.replica_bytes, partial.take())
+            }
+            Fetching::Weights { decision, partial } => {
+                let digest = decision.candidate.digest;
+                let what = StateRequest::Weights { job, digest };
+                (self.agreement.holders(now, digest), what, threads.weights_bytes, partial.take())
+            }
+        };
+        let (net, done, began) = (self.context.net.clone(), self.done.clone(), Instant::now());
+        tokio::spawn(async move {
+            let outcome = fetch::fetch(net, holders, what, cap, partial).await;
+            let _ = done.send(Done::Fetched(outcome, began.elapsed())).await;
+        });
+    }
+
+    fn on_fetched(&mut self, outcome: fetch::Try, took: Duration) {
+        let mut failures = outcome.failures;
+        match (&mut self.fetching, outcome.done) {
+            (Fetching::Nothing, _) => return,
+            (Fetching::Replica { .. }, Some((manifest, bytes))) => {
+                return threads::restore(self, manifest, bytes, took);
+            }
+            (Fetching::Weights { decision, .. }, Some((_, bytes))) => {
+                let digest = decision.candidate.digest;
+                let decoded = self.threads.as_ref().map(|threads| threads.decode_weights(&bytes));
+                match decoded {
+                    Some(Ok(snapshot)) if Digest(snapshot.weights_hash()) == digest => {
+                        self.kept = Some((digest, snapshot));
+                        self.fetching = Fetching::Nothing;
+                        return self.input(Input::Fetched(digest));
+                    }
+                    Some(Ok(_)) => failures.push("the weights do not have the agreed hash".into()),
+                    Some(Err(error)) => failures.push(error),
+                    None => return,
+                }
+            }
+            (Fetching::Replica { partial, .. } | Fetching::Weights { partial, .. }, None) => {
+                *partial = outcome.partial;
+            }
+        }
+        if !failures.is_empty() {
+            self.journal.write(&Entry::FetchFailed { reasons: &failures });
+        }
+        self.retry_at = Some(Instant::now() + RETRY_AFTER);
+    }
+
+    fn every_half_second(&mut self) {
+        self.tell_coder(coder::Input::Tick);
+        self.journal.flush();
+        self.context.blobs.expire();
+        self.figures.sample_rate(self.agreement.mesh_samples());
+        if self.retry_at.is_some_and(|at| at <= Instant::now()) {
+            self.try_fetch();
+        }
+        if let Some(threads) = &self.threads {
+            let report = threads.report.borrow().clone();
+            if let Some((peer, reason)) = self.figures.new_refusal(&report) {
+                self.journal.write(&Entry::Refused { peer: peer.short(), reason: &reason });
+            }
+        }
+        if let Some(reason) = self.figures.stop_holds(self.agreement.mesh_samples()) {
+            self.input(Input::StopHolds(reason));
+        }
+    }
+
+    fn checkpoint_if_due(&mut self, step: u64) {
+        let (at, last) = self.last_checkpoint;
+        let due = match self.context.file.checkpoint.every {
+            Every::Time(every) => at.elapsed() >= every,
+            Every::Steps(every) => step >= last + every,
+        };
+        if due && !self.saving {
+            self.last_checkpoint = (Instant::now(), step);
+            self.saving = threads::checkpoint(self);
+        }
+    }
+
+    /// Writes the agreed model and the result; the threads end, memory is given back.
+    fn close(&mut self, decision: Option<Decision>) {
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
+        let result = self.figures.result(&self.agreement, decision, &self.reason);
+        let snapshot = self.kept.take().map(|(_, snapshot)| snapshot);
+        if let Err(error) = threads::save_result(self, &result, snapshot) {
+            tracing::error!(job = %self.context.id.short(), error, "result not written");
+            self.figures.failure = Some(error);
+        }
+        self.journal.write(&Entry::Closed {
+            reason: &self.reason,
+            digest: decision.map(|decision| decision.candidate.digest.to_string()),
+            winner: decision.map(|decision| decision.winner.short()),
+            val_accuracy: decision.map(|decision| decision.candidate.accuracy),
+        });
+        self.figures.closed(decision);
+        if let Some(threads) = self.threads.take() {
+            threads.end(&self.coder);
+        }
+        self.fetching = Fetching::Nothing;
+    }
+
+    /// Tells the others, and saves what is held.
+    async fn leave(&mut self) {
+        let peers: Vec<PeerId> = self.agreement.heard().keys().copied().collect();
+        for peer in peers {
+            self.send(peer, &Message::Leaving(self.context.id));
+        }
+        if !self.closed {
+            threads::checkpoint_and_wait(self).await;
+        }
+        self.journal.flush();
+    }
+
+    pub(super) fn send(&self, to: PeerId, message: &Message) {
+        if let Err(error) = self.context.net.send(to, Lane::Control, codec::encode(message)) {
+            tracing::debug!(peer = %to.short(), %error, "message not sent; the next beat says it again");
+        }
+    }
+
+    pub(super) fn tell_trainer(&self, command: Command) {
+        let Some(threads) = &self.threads else { return };
+        if let Err(error) = threads.commands.try_send(command) {
+            tracing::error!(job = %self.context.id.short(), %error, "the training thread does not listen");
+        }
+    }
+
+    /// Tells the coder something, in order; while it is busy with packets, what it must know waits here.
+    fn tell_coder(&mut self, input: coder::Input) {
+        if self.orders.is_empty() || !matches!(input, coder::Input::Tick) {
+            self.orders.push_back(Order::Coder(input));
+        }
+        self.give_orders();
+    }
+
+    fn give_orders(&mut self) {
+        while let Some(order) = self.orders.pop_front() {
+            match order {
+                Order::Train => self.tell_trainer(Command::Train),
+                Order::Coder(input) => {
+                    if let Err(mpsc::error::TrySendError::Full(input)) = self.coder.try_send(input) {
+                        self.orders.push_front(Order::Coder(input));
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}

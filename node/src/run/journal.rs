@@ -1,0 +1,205 @@
+//! The journal of a job: typed events and one line of numbers per step, as JSON lines in `metrics.jsonl`.
+//!
+//! The testbed and the dashboard read it, never the log. Each line has `t_ms` (milliseconds since 1970) and `event`.
+//! A disk that is full costs lines, not the training: the first failure is logged, and counted in the next line that fits.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use skein_gossip::exchange::LinkStats;
+use skein_gossip::ids::PeerId;
+
+/// One line's content.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Entry<'a> {
+    /// The process took the job up.
+    Opened {
+        /// This peer.
+        peer: String,
+        /// The job's label.
+        name: &'a str,
+        /// Step and samples of the state it holds.
+        step: u64,
+        /// See `step`.
+        samples: u64,
+        /// Hash of the weights held.
+        digest: String,
+        /// Damaged checkpoints that were left out, with the reasons.
+        skipped_checkpoints: &'a [String],
+    },
+    /// A new view.
+    View {
+        /// Its number.
+        number: u64,
+        /// Its steward.
+        steward: String,
+        /// Its members.
+        members: Vec<String>,
+        /// Samples behind a step of all.
+        global_batch: u64,
+    },
+    /// A step.
+    Step {
+        /// The replica's step.
+        step: u64,
+        /// Mean training loss of the own batch, none where not finite.
+        train_loss: Option<f32>,
+        /// Samples of the own batch.
+        samples: u64,
+        /// Seconds of the step.
+        computing_s: f64,
+        /// Seconds waiting for others.
+        waiting_s: f64,
+        /// Seconds handing over and merging.
+        communicating_s: f64,
+        /// Bytes of this job so far per link: `[in, out]`.
+        links: BTreeMap<String, [u64; 2]>,
+        /// Number of the view.
+        view: u64,
+    },
+    /// A look at the validation set.
+    Evaluated {
+        /// The replica's step.
+        step: u64,
+        /// Accuracy, 0 to 1.
+        val_accuracy: f64,
+        /// Mean loss, nats per sample, none where not finite.
+        val_loss: Option<f64>,
+        /// Rows looked at.
+        samples: usize,
+        /// Samples of the mesh by then.
+        samples_mesh: u64,
+    },
+    /// A step or an update that was not finite or malformed was left out.
+    Refused {
+        /// Whose.
+        peer: String,
+        /// Why.
+        reason: &'a str,
+    },
+    /// The state of another peer is being loaded, or was.
+    Synced {
+        /// Whose.
+        donors: Vec<String>,
+        /// Step now.
+        step: u64,
+        /// Bytes copied.
+        bytes: u64,
+        /// How long it took.
+        seconds: f64,
+    },
+    /// A try to fetch a state failed; it is tried again.
+    FetchFailed {
+        /// Why, per holder.
+        reasons: &'a [String],
+    },
+    /// Training stopped here for a while.
+    Paused {
+        /// Samples of this side of a partition that do not go into the model.
+        lost_samples: u64,
+    },
+    /// A checkpoint was written.
+    Checkpoint {
+        /// Its step.
+        step: u64,
+    },
+    /// A checkpoint could not be written.
+    CheckpointFailed {
+        /// Why.
+        reason: &'a str,
+    },
+    /// The end began.
+    Ending {
+        /// Why.
+        reason: &'a str,
+    },
+    /// The job is closed.
+    Closed {
+        /// Why it ended.
+        reason: &'a str,
+        /// Hash of the agreed weights.
+        digest: Option<String>,
+        /// Whose replica they were.
+        winner: Option<String>,
+        /// Their accuracy on the whole validation set.
+        val_accuracy: Option<f32>,
+    },
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    t_ms: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    lost_lines: u64,
+    #[serde(flatten)]
+    entry: &'a Entry<'a>,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+/// Appends to one journal.
+#[derive(Debug)]
+pub struct Journal {
+    file: Option<BufWriter<File>>,
+    lost_lines: u64,
+}
+
+impl Journal {
+    /// Opens the journal at `path` for appending. Without it the job runs on, and says so in the log.
+    pub fn open(path: &Path) -> Self {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let file = file.map_err(|error| tracing::error!(path = %path.display(), %error, "no journal is kept"));
+        Self { file: file.ok().map(BufWriter::new), lost_lines: 0 }
+    }
+
+    /// Appends an entry.
+    pub fn write(&mut self, entry: &Entry<'_>) {
+        let Some(file) = &mut self.file else { return };
+        let line = Line { t_ms: now_ms(), lost_lines: self.lost_lines, entry };
+        let written = serde_json::to_vec(&line).map_err(std::io::Error::from).and_then(|mut line| {
+            line.push(b'\n');
+            file.write_all(&line)
+        });
+        self.note(written);
+        if !matches!(entry, Entry::Step { .. }) {
+            self.flush();
+        }
+    }
+
+    /// Hands everything to the operating system.
+    pub fn flush(&mut self) {
+        if let Some(file) = &mut self.file {
+            let flushed = file.flush();
+            self.note(flushed);
+        }
+    }
+
+    fn note(&mut self, outcome: std::io::Result<()>) {
+        match outcome {
+            Ok(()) => {}
+            Err(error) => {
+                if self.lost_lines == 0 {
+                    tracing::error!(%error, "journal lines are lost");
+                }
+                self.lost_lines += 1;
+            }
+        }
+    }
+}
+
+/// Milliseconds since 1970.
+pub fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_millis() as u64)
+}
+
+/// The per-link counters of a line.
+pub fn links(stats: &BTreeMap<PeerId, LinkStats>) -> BTreeMap<String, [u64; 2]> {
+    stats.iter().map(|(peer, link)| (peer.short(), [link.bytes_in, link.bytes_out])).collect()
+}

@@ -1,0 +1,55 @@
+//! A job on this peer, from the signed file to the agreed model.
+//!
+//! ```text
+//! mesh ─ Event ─▶ driver ⇄ Agreement            trainer (own thread) ─ gradient ─▶ coder (own thread) ─▶ lanes
+//!                   │  └─ Command ──────────────▶   ▲                                 │    ▲
+//!                   └──── View, Applied ───────────────────────────────────────────▶ │    └── packets of others
+//!                                                   └────────── merged gradients ─────┘
+//! ```
+//!
+//! Modules in reading order, lowest first.
+
+pub mod folder;
+pub mod journal;
+pub mod blobs;
+pub mod fetch;
+pub mod coder;
+pub mod trainer;
+mod prepare;
+pub mod driver;
+mod status;
+mod threads;
+pub mod serve;
+
+use skein_gossip::ids::JobId;
+use tokio::sync::{mpsc, watch};
+
+use crate::control::JobStatus;
+use driver::{Event, JobContext};
+
+/// How the reason of a job begins that a user stopped.
+pub const STOPPED_BY: &str = "stopped by ";
+
+/// A running job, for the mesh.
+#[derive(Debug)]
+pub struct JobHandle {
+    /// The job.
+    pub id: JobId,
+    /// To its driver.
+    pub events: mpsc::Sender<Event>,
+    /// To its coder: packets go past the driver.
+    pub packets: mpsc::Sender<coder::Input>,
+    /// How it stands.
+    pub status: watch::Receiver<JobStatus>,
+}
+
+/// Starts a job's driver.
+pub fn start(context: JobContext) -> JobHandle {
+    let id = context.id;
+    let (events, event_queue) = mpsc::channel(driver::EVENTS);
+    let coder = mpsc::channel(coder::INPUTS);
+    let packets = coder.0.clone();
+    let (status_sender, status) = watch::channel(driver::first_status(&context));
+    tokio::spawn(driver::run(context, event_queue, coder, status_sender));
+    JobHandle { id, events, packets, status }
+}

@@ -1,0 +1,64 @@
+//! Makes a job ready on this peer: data, model, the newest checkpoint. Slow and blocking, so it has its own thread.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use skein_gossip::ids::{Digest, JobId};
+use skein_gossip::view::Holding;
+use skein_model::checkpoint::{Progress, Store};
+use skein_model::data::{self, Splits};
+use skein_model::model::{Layout, Model};
+use skein_model::train::Trainer;
+
+use super::folder::JobFolder;
+use crate::job::JobFile;
+
+/// A job that is ready to be trained here.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Model and optimiser.
+    pub trainer: Trainer,
+    /// Data.
+    pub data: Arc<Splits>,
+    /// Sizes and names of the model's state.
+    pub layout: Layout,
+    /// What is held: fresh weights, or those of a checkpoint.
+    pub holding: Holding,
+    /// Where the checkpoint was.
+    pub progress: Progress,
+    /// Where checkpoints go.
+    pub store: Store,
+    /// Damaged checkpoints that were left out, and why.
+    pub skipped: Vec<String>,
+}
+
+/// Loads and builds everything.
+///
+/// # Errors
+/// In words for the user: why this peer cannot take part.
+pub fn prepare(
+    id: JobId,
+    file: &JobFile,
+    folder: &JobFolder,
+    private: &BTreeMap<String, PathBuf>,
+) -> Result<Prepared, String> {
+    let data = data::load(&file.data, private).map_err(|error| error.to_string())?;
+    let shape = data.train.input_shape();
+    let model = Model::new(&file.model, shape, data.train.n_classes(), file.seed).map_err(|error| error.to_string())?;
+    let mut trainer = Trainer::new(model, file.train.optimiser.clone()).map_err(|error| error.to_string())?;
+    let store = Store::new(folder.checkpoints(), file.checkpoint.keep as usize).map_err(|error| error.to_string())?;
+    let newest = store.newest().map_err(|error| error.to_string())?;
+    let skipped = newest.skipped.iter().map(|skipped| format!("{}: {}", skipped.path.display(), skipped.reason)).collect();
+    let mut progress = Progress { job: id.to_string(), ..Progress::default() };
+    if let Some(found) = newest.found {
+        match trainer.restore(&found.0) {
+            Ok(()) => progress = found.1,
+            Err(error) => tracing::warn!(%error, "checkpoint is of another model and left out"),
+        }
+    }
+    let digest = Digest(trainer.model().weights_hash());
+    let holding = Holding { samples: progress.samples, step: progress.step, digest };
+    let layout = trainer.layout().clone();
+    Ok(Prepared { trainer, data: Arc::new(data), layout, holding, progress, store, skipped })
+}
