@@ -11,14 +11,23 @@ fn main() {
         println!("cargo:rustc-link-arg=-Wl,-rpath,{libtorch}/lib");
     }
     let version = libtorch.and_then(|libtorch| version(Path::new(&libtorch)));
-    println!("cargo:rustc-env=SKEIN_LIBTORCH_VERSION={}", version.as_deref().unwrap_or("unknown"));
+    println!(
+        "cargo:rustc-env=SKEIN_LIBTORCH_VERSION={}",
+        version.as_deref().unwrap_or("unknown")
+    );
 }
 
 /// `2.13.0` out of `#define TORCH_VERSION_MAJOR 2` and its neighbours.
 fn version(libtorch: &Path) -> Option<String> {
     let header = fs::read_to_string(libtorch.join("include/torch/headeronly/version.h")).ok()?;
     let number = |name: &str| {
-        header.lines().find_map(|line| line.strip_prefix(&format!("#define TORCH_VERSION_{name} ")))
+        header
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("#define TORCH_VERSION_{name} ")))
     };
-    Some([number("MAJOR")?, number("MINOR")?, number("PATCH")?].map(str::trim).join("."))
+    Some(
+        [number("MAJOR")?, number("MINOR")?, number("PATCH")?]
+            .map(str::trim)
+            .join("."),
+    )
 }

@@ -39,7 +39,12 @@ impl Arena {
                 .f_set_requires_grad(trainable)
         };
         let variables = segments.iter().map(variable).collect::<Result<_, _>>()?;
-        Ok(Self { flat, variables, segments, len })
+        Ok(Self {
+            flat,
+            variables,
+            segments,
+            len,
+        })
     }
 
     /// Number of elements.
@@ -63,7 +68,10 @@ impl Arena {
     }
 
     /// All values, `[N]`.
-    #[expect(unsafe_code, reason = "tch has no safe view of a tensor's storage, and a copy per step would cost memory")]
+    #[expect(
+        unsafe_code,
+        reason = "tch has no safe view of a tensor's storage, and a copy per step would cost memory"
+    )]
     pub fn values(&self) -> &[f32] {
         if self.len == 0 {
             return &[];
@@ -74,7 +82,10 @@ impl Arena {
     }
 
     /// All values, to be changed in place; the variables see the change.
-    #[expect(unsafe_code, reason = "tch has no safe view of a tensor's storage, and a copy per step would cost memory")]
+    #[expect(
+        unsafe_code,
+        reason = "tch has no safe view of a tensor's storage, and a copy per step would cost memory"
+    )]
     pub fn values_mut(&mut self) -> &mut [f32] {
         if self.len == 0 {
             return &mut [];
@@ -101,7 +112,12 @@ pub(crate) fn push_values(bytes: &mut Vec<u8>, values: &[f32]) {
 
 /// The values of little-endian `bytes`; a rest of fewer than four bytes is left out.
 pub(crate) fn read_values(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect()
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|chunk| f32::from_le_bytes(*chunk))
+        .collect()
 }
 
 #[cfg(test)]
@@ -116,8 +132,13 @@ mod tests {
             len: shape.iter().product::<i64>() as usize,
             shape: shape.to_vec(),
         };
-        let mut arena = Arena::new(vec![segment("a", 0, &[2, 3]), segment("b", 6, &[4])], true).unwrap();
-        arena.values_mut().iter_mut().enumerate().for_each(|(i, value)| *value = i as f32);
+        let mut arena =
+            Arena::new(vec![segment("a", 0, &[2, 3]), segment("b", 6, &[4])], true).unwrap();
+        arena
+            .values_mut()
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, value)| *value = i as f32);
         assert_eq!(arena.variables()[0].double_value(&[1, 2]), 5.0);
         assert_eq!(arena.variables()[1].double_value(&[3]), 9.0);
         assert!(arena.variables()[0].requires_grad());

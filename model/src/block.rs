@@ -42,7 +42,9 @@ impl Block {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Init {
     /// Uniform in `[-bound, bound]`.
-    Uniform { bound: f64 },
+    Uniform {
+        bound: f64,
+    },
     Zero,
     One,
 }
@@ -74,7 +76,11 @@ pub(crate) struct Conv {
 
 impl Builder {
     /// Adds a block made of what `layers` declares.
-    pub(crate) fn block(&mut self, name: impl Into<String>, layers: impl FnOnce(&mut Self) -> Vec<Layer>) {
+    pub(crate) fn block(
+        &mut self,
+        name: impl Into<String>,
+        layers: impl FnOnce(&mut Self) -> Vec<Layer>,
+    ) {
         let (first_parameter, first_buffer) = (self.parameters.len(), self.buffers.len());
         let layers = layers(self);
         self.blocks.push(Block {
@@ -87,18 +93,34 @@ impl Builder {
 
     /// A linear layer `name.weight [F', F]`, `name.bias [F']`, with weights uniform in `[-bound, bound]`.
     pub(crate) fn linear(&mut self, name: &str, inputs: i64, outputs: i64, bound: f64) -> Layer {
-        let weight = self.parameter(format!("{name}.weight"), &[outputs, inputs], Init::Uniform { bound });
+        let weight = self.parameter(
+            format!("{name}.weight"),
+            &[outputs, inputs],
+            Init::Uniform { bound },
+        );
         let bias = self.parameter(format!("{name}.bias"), &[outputs], Init::Zero);
         Layer::Linear { weight, bias }
     }
 
     /// A convolution `name.weight [C', C/groups, K, K]` that keeps the size (but for the stride), with a bias if `bias`.
     pub(crate) fn conv(&mut self, name: &str, conv: Conv, bound: f64, bias: bool) -> Layer {
-        let Conv { inputs, outputs, kernel, stride, groups } = conv;
+        let Conv {
+            inputs,
+            outputs,
+            kernel,
+            stride,
+            groups,
+        } = conv;
         let shape = [outputs, inputs / groups, kernel, kernel];
         let weight = self.parameter(format!("{name}.weight"), &shape, Init::Uniform { bound });
         let bias = bias.then(|| self.parameter(format!("{name}.bias"), &[outputs], Init::Zero));
-        Layer::Conv { weight, bias, stride, padding: (kernel - 1) / 2, groups }
+        Layer::Conv {
+            weight,
+            bias,
+            stride,
+            padding: (kernel - 1) / 2,
+            groups,
+        }
     }
 
     /// Batch norm over `channels` channels.
@@ -106,8 +128,18 @@ impl Builder {
         Layer::BatchNorm {
             weight: self.parameter(format!("{name}.weight"), &[channels], Init::One),
             bias: self.parameter(format!("{name}.bias"), &[channels], Init::Zero),
-            mean: declare(&mut self.buffers, format!("{name}.running_mean"), &[channels], Init::Zero),
-            variance: declare(&mut self.buffers, format!("{name}.running_var"), &[channels], Init::One),
+            mean: declare(
+                &mut self.buffers,
+                format!("{name}.running_mean"),
+                &[channels],
+                Init::Zero,
+            ),
+            variance: declare(
+                &mut self.buffers,
+                format!("{name}.running_var"),
+                &[channels],
+                Init::One,
+            ),
         }
     }
 
@@ -118,9 +150,21 @@ impl Builder {
 
 /// Adds a variable behind the last one. Sizes saturate: a model that large is refused when it is finished.
 fn declare(variables: &mut Vec<Variable>, name: String, shape: &[i64], init: Init) -> usize {
-    let offset = variables.last().map_or(0, |last| last.segment.offset.saturating_add(last.segment.len));
-    let len = shape.iter().fold(1usize, |len, side| len.saturating_mul(*side as usize));
-    variables.push(Variable { segment: Segment { name, offset, len, shape: shape.to_vec() }, init });
+    let offset = variables.last().map_or(0, |last| {
+        last.segment.offset.saturating_add(last.segment.len)
+    });
+    let len = shape
+        .iter()
+        .fold(1usize, |len, side| len.saturating_mul(*side as usize));
+    variables.push(Variable {
+        segment: Segment {
+            name,
+            offset,
+            len,
+            shape: shape.to_vec(),
+        },
+        init,
+    });
     variables.len() - 1
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A layer holds no tensors, only the numbers of its variables in the model's two arenas.
 
-use tch::{Kind, Tensor, TchError};
+use tch::{Kind, TchError, Tensor};
 
 use crate::random::Stream;
 
@@ -14,9 +14,20 @@ const BATCH_NORM_EPSILON: f64 = 1e-5;
 #[derive(Clone, Debug)]
 pub(crate) enum Layer {
     /// `[B, C, H, W] → [B, C', H', W']`
-    Conv { weight: usize, bias: Option<usize>, stride: i64, padding: i64, groups: i64 },
+    Conv {
+        weight: usize,
+        bias: Option<usize>,
+        stride: i64,
+        padding: i64,
+        groups: i64,
+    },
     /// Normalises each channel of `[B, C, H, W]`.
-    BatchNorm { weight: usize, bias: usize, mean: usize, variance: usize },
+    BatchNorm {
+        weight: usize,
+        bias: usize,
+        mean: usize,
+        variance: usize,
+    },
     /// `max(x, 0)`
     Relu,
     /// `min(max(x, 0), 6)`
@@ -51,12 +62,30 @@ impl Layer {
     /// Applies the layer.
     pub(crate) fn forward(&self, mut x: Tensor, pass: &mut Pass) -> Result<Tensor, TchError> {
         match self {
-            Self::Conv { weight, bias, stride, padding, groups } => {
+            Self::Conv {
+                weight,
+                bias,
+                stride,
+                padding,
+                groups,
+            } => {
                 let bias = bias.map(|bias| &pass.parameters[bias]);
                 let (stride, padding) = ([*stride; 2], [*padding; 2]);
-                x.f_conv2d(&pass.parameters[*weight], bias, stride, padding, [1, 1], *groups) // [B, C', H', W']
+                x.f_conv2d(
+                    &pass.parameters[*weight],
+                    bias,
+                    stride,
+                    padding,
+                    [1, 1],
+                    *groups,
+                ) // [B, C', H', W']
             }
-            Self::BatchNorm { weight, bias, mean, variance } => x.f_batch_norm(
+            Self::BatchNorm {
+                weight,
+                bias,
+                mean,
+                variance,
+            } => x.f_batch_norm(
                 Some(&pass.parameters[*weight]),
                 Some(&pass.parameters[*bias]),
                 Some(&pass.buffers[*mean]),
@@ -71,17 +100,25 @@ impl Layer {
             Self::Relu6 => x.f_clamp_(0.0, 6.0),
             Self::MaxPool => x.f_max_pool2d([2, 2], [2, 2], [0, 0], [1, 1], false), // [B, C, H/2, W/2]
             Self::GlobalMean => x.f_mean_dim([2i64, 3].as_slice(), true, Kind::Float), // [B, C, 1, 1]
-            Self::Flatten => x.f_flatten(1, -1),                                    // [B, F]
+            Self::Flatten => x.f_flatten(1, -1),                                       // [B, F]
             Self::Dropout { p } => {
                 if !pass.train {
                     return Ok(x);
                 }
                 let scale = 1.0 / (1.0 - p);
-                let mut keep = || if pass.dropout.uniform() < *p { 0.0 } else { scale };
+                let mut keep = || {
+                    if pass.dropout.uniform() < *p {
+                        0.0
+                    } else {
+                        scale
+                    }
+                };
                 let mask: Vec<f32> = (0..x.numel()).map(|_| keep()).collect();
                 x.f_mul(&Tensor::f_from_slice(&mask)?.f_view(x.size().as_slice())?)
             }
-            Self::Linear { weight, bias } => x.f_linear(&pass.parameters[*weight], Some(&pass.parameters[*bias])), // [B, F']
+            Self::Linear { weight, bias } => {
+                x.f_linear(&pass.parameters[*weight], Some(&pass.parameters[*bias]))
+            } // [B, F']
             Self::Residual(layers) => {
                 let mut y = x.shallow_clone();
                 for layer in layers {

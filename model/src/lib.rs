@@ -33,6 +33,6 @@ pub mod snapshot;
 pub mod data;
 mod optimiser;
 pub mod train;
-// pub mod checkpoint;
+pub mod checkpoint;
 
 pub use block::{Block, MAX_PARAMETERS};

@@ -18,7 +18,9 @@ pub enum ModelError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The images do not suit the model.
-    #[error("{kind} needs images of at least {min_side}x{min_side} pixels with 1 to 1024 channels, got {height}x{width} with {channels}")]
+    #[error(
+        "{kind} needs images of at least {min_side}x{min_side} pixels with 1 to 1024 channels, got {height}x{width} with {channels}"
+    )]
     InputShape {
         /// Kind of model.
         kind: &'static str,
@@ -38,7 +40,9 @@ pub enum ModelError {
         got: i64,
     },
     /// The model is larger than any this program trains.
-    #[error("{kind} would have {got} parameters, more than {MAX_PARAMETERS}: make it narrower or the images smaller")]
+    #[error(
+        "{kind} would have {got} parameters, more than {MAX_PARAMETERS}: make it narrower or the images smaller"
+    )]
     TooLarge {
         /// Kind of model.
         kind: &'static str,
@@ -54,7 +58,9 @@ pub enum ModelError {
         got: Vec<i64>,
     },
     /// Batch norm has no variance over a single value.
-    #[error("{kind} needs at least two samples per training batch at this image size, got one: use a larger batch")]
+    #[error(
+        "{kind} needs at least two samples per training batch at this image size, got one: use a larger batch"
+    )]
     SingleSample {
         /// Kind of model.
         kind: &'static str,
@@ -86,8 +92,17 @@ impl Layout {
     ///
     /// # Errors
     /// As [`Model::new`].
-    pub fn new(config: &ModelConfig, input_shape: [i64; 3], n_classes: i64) -> Result<Self, ModelError> {
-        Ok(layout_of(config, input_shape, n_classes, &build(config, input_shape, n_classes)?))
+    pub fn new(
+        config: &ModelConfig,
+        input_shape: [i64; 3],
+        n_classes: i64,
+    ) -> Result<Self, ModelError> {
+        Ok(layout_of(
+            config,
+            input_shape,
+            n_classes,
+            &build(config, input_shape, n_classes)?,
+        ))
     }
 
     /// Number of parameters.
@@ -105,8 +120,18 @@ fn end(segments: &[Segment]) -> usize {
     segments.last().map_or(0, |last| last.offset + last.len)
 }
 
-fn layout_of(config: &ModelConfig, input_shape: [i64; 3], n_classes: i64, builder: &Builder) -> Layout {
-    let segments = |variables: &[Variable]| variables.iter().map(|variable| variable.segment.clone()).collect();
+fn layout_of(
+    config: &ModelConfig,
+    input_shape: [i64; 3],
+    n_classes: i64,
+    builder: &Builder,
+) -> Layout {
+    let segments = |variables: &[Variable]| {
+        variables
+            .iter()
+            .map(|variable| variable.segment.clone())
+            .collect()
+    };
     Layout {
         config: config.clone(),
         input_shape,
@@ -118,7 +143,11 @@ fn layout_of(config: &ModelConfig, input_shape: [i64; 3], n_classes: i64, builde
 }
 
 /// Checks the sizes and declares blocks and variables.
-fn build(config: &ModelConfig, input_shape: [i64; 3], n_classes: i64) -> Result<Builder, ModelError> {
+fn build(
+    config: &ModelConfig,
+    input_shape: [i64; 3],
+    n_classes: i64,
+) -> Result<Builder, ModelError> {
     config.validate()?;
     let kind = config.kind();
     let min_side = match config {
@@ -129,19 +158,35 @@ fn build(config: &ModelConfig, input_shape: [i64; 3], n_classes: i64) -> Result<
     let [channels, height, width] = input_shape;
     let sides = min_side..=1 << 20;
     if !(1..=1024).contains(&channels) || !sides.contains(&height) || !sides.contains(&width) {
-        return Err(ModelError::InputShape { kind, min_side, channels, height, width });
+        return Err(ModelError::InputShape {
+            kind,
+            min_side,
+            channels,
+            height,
+            width,
+        });
     }
     if !(2..=MAX_CLASSES).contains(&n_classes) {
         return Err(ModelError::Classes { got: n_classes });
     }
     let mut builder = Builder::default();
     match config {
-        ModelConfig::Mlp { hidden } => zoo::mlp::build(&mut builder, input_shape, hidden, n_classes),
+        ModelConfig::Mlp { hidden } => {
+            zoo::mlp::build(&mut builder, input_shape, hidden, n_classes)
+        }
         ModelConfig::Cnn {} => zoo::cnn::build(&mut builder, input_shape, n_classes),
-        ModelConfig::MobilenetV2 { width } => zoo::mobilenet_v2::build(&mut builder, channels, *width, n_classes),
+        ModelConfig::MobilenetV2 { width } => {
+            zoo::mobilenet_v2::build(&mut builder, channels, *width, n_classes)
+        }
     }
-    let got = builder.parameters.last().map_or(0, |last| last.segment.offset.saturating_add(last.segment.len));
-    if got > MAX_PARAMETERS { Err(ModelError::TooLarge { kind, got }) } else { Ok(builder) }
+    let got = builder.parameters.last().map_or(0, |last| {
+        last.segment.offset.saturating_add(last.segment.len)
+    });
+    if got > MAX_PARAMETERS {
+        Err(ModelError::TooLarge { kind, got })
+    } else {
+        Ok(builder)
+    }
 }
 
 /// A model with its weights.
@@ -162,7 +207,12 @@ impl Model {
     ///
     /// # Errors
     /// Settings that cannot work, images too small for the model, more than [`MAX_PARAMETERS`] parameters, no memory.
-    pub fn new(config: &ModelConfig, input_shape: [i64; 3], n_classes: i64, seed: u64) -> Result<Self, ModelError> {
+    pub fn new(
+        config: &ModelConfig,
+        input_shape: [i64; 3],
+        n_classes: i64,
+        seed: u64,
+    ) -> Result<Self, ModelError> {
         let builder = build(config, input_shape, n_classes)?;
         let layout = layout_of(config, input_shape, n_classes, &builder);
         let mut parameters = Arena::new(layout.parameters.clone(), true)?;
@@ -170,7 +220,15 @@ impl Model {
         initialise(parameters.values_mut(), &builder.parameters, seed);
         initialise(buffers.values_mut(), &builder.buffers, seed);
         let initial_hash = weights_hash(parameters.values(), buffers.values());
-        Ok(Self { layout, seed, blocks: builder.blocks, parameters, buffers, batches_tracked: 0, initial_hash })
+        Ok(Self {
+            layout,
+            seed,
+            blocks: builder.blocks,
+            parameters,
+            buffers,
+            batches_tracked: 0,
+            initial_hash,
+        })
     }
 
     /// Applies the model.
@@ -186,10 +244,15 @@ impl Model {
     pub fn forward(&mut self, x: &Tensor, train: bool) -> Result<Tensor, ModelError> {
         let got = x.size();
         if got.len() != 4 || got[0] < 1 || got[1..] != self.layout.input_shape {
-            return Err(ModelError::BatchShape { expected: self.layout.input_shape, got });
+            return Err(ModelError::BatchShape {
+                expected: self.layout.input_shape,
+                got,
+            });
         }
         if train && got[0] < self.min_train_batch() {
-            return Err(ModelError::SingleSample { kind: self.layout.config.kind() });
+            return Err(ModelError::SingleSample {
+                kind: self.layout.config.kind(),
+            });
         }
         let mut pass = Pass {
             parameters: self.parameters.variables(),
@@ -209,7 +272,11 @@ impl Model {
     pub fn min_train_batch(&self) -> i64 {
         let [_, height, width] = self.layout.input_shape;
         let single_pixel = height.max(width) <= zoo::mobilenet_v2::STRIDE;
-        if matches!(self.layout.config, ModelConfig::MobilenetV2 { .. }) && single_pixel { 2 } else { 1 }
+        if matches!(self.layout.config, ModelConfig::MobilenetV2 { .. }) && single_pixel {
+            2
+        } else {
+            1
+        }
     }
 
     /// The blocks, first to last.

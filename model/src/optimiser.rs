@@ -18,8 +18,16 @@ pub(crate) struct Optimiser {
 impl Optimiser {
     /// An optimiser for `n_parameters` parameters with its state at zero.
     pub(crate) fn new(config: OptimiserConfig, n_parameters: usize) -> Self {
-        let state = config.state_names().iter().map(|_| vec![0.0; n_parameters]).collect();
-        Self { config, state, steps: 0 }
+        let state = config
+            .state_names()
+            .iter()
+            .map(|_| vec![0.0; n_parameters])
+            .collect();
+        Self {
+            config,
+            state,
+            steps: 0,
+        }
     }
 
     pub(crate) fn config(&self) -> &OptimiserConfig {
@@ -36,14 +44,37 @@ impl Optimiser {
     pub(crate) fn update(&mut self, weights: &mut [f32], gradient: &[f32]) {
         self.steps += 1;
         match (&self.config, self.state.as_mut_slice()) {
-            (OptimiserConfig::Sgd { lr, momentum, weight_decay, nesterov }, state) => {
+            (
+                OptimiserConfig::Sgd {
+                    lr,
+                    momentum,
+                    weight_decay,
+                    nesterov,
+                },
+                state,
+            ) => {
                 let (lr, decay) = (*lr as f32, *weight_decay as f32);
                 match state {
                     [] => sgd_plain(weights, gradient, lr, decay),
-                    [v, ..] => sgd_momentum(weights, gradient, v, [lr, *momentum as f32, decay], *nesterov),
+                    [v, ..] => sgd_momentum(
+                        weights,
+                        gradient,
+                        v,
+                        [lr, *momentum as f32, decay],
+                        *nesterov,
+                    ),
                 }
             }
-            (OptimiserConfig::Adamw { lr, beta1, beta2, epsilon, weight_decay }, [m, v, ..]) => {
+            (
+                OptimiserConfig::Adamw {
+                    lr,
+                    beta1,
+                    beta2,
+                    epsilon,
+                    weight_decay,
+                },
+                [m, v, ..],
+            ) => {
                 let steps = self.steps.min(i32::MAX as u64) as i32;
                 // Powers by multiplication, not `powf`, which differs between platforms.
                 let correction = |beta: f64| 1.0 - power(beta, steps);
@@ -83,7 +114,13 @@ fn sgd_plain(weights: &mut [f32], gradient: &[f32], lr: f32, decay: f32) {
     }
 }
 
-fn sgd_momentum(weights: &mut [f32], gradient: &[f32], v: &mut [f32], rates: [f32; 3], nesterov: bool) {
+fn sgd_momentum(
+    weights: &mut [f32],
+    gradient: &[f32],
+    v: &mut [f32],
+    rates: [f32; 3],
+    nesterov: bool,
+) {
     let [lr, momentum, decay] = rates;
     for ((w, g), v) in weights.iter_mut().zip(gradient).zip(v) {
         let g = if decay == 0.0 { *g } else { g + *w * decay };
@@ -137,22 +174,59 @@ mod tests {
             let gradient: Vec<f32> = weights.iter().zip(&target).map(|(w, t)| w - t).collect();
             optimiser.update(&mut weights, &gradient);
         }
-        let difference = (&variable - Tensor::from_slice(&weights)).abs().max().double_value(&[]);
+        let difference = (&variable - Tensor::from_slice(&weights))
+            .abs()
+            .max()
+            .double_value(&[]);
         assert!(difference < 2e-6, "{difference}");
         assert!(weights.iter().any(|w| w.abs() > 0.01));
     }
 
     #[test]
     fn sgd_agrees_with_libtorch() {
-        for (momentum, wd, nesterov) in [(0.0, 0.0, false), (0.0, 0.1, false), (0.9, 0.0, false), (0.9, 0.1, false), (0.9, 0.1, true)] {
-            let ours = OptimiserConfig::Sgd { lr: 0.05, momentum, weight_decay: wd, nesterov };
-            agrees_with_libtorch(ours, nn::Sgd { momentum, dampening: 0.0, wd, nesterov });
+        for (momentum, wd, nesterov) in [
+            (0.0, 0.0, false),
+            (0.0, 0.1, false),
+            (0.9, 0.0, false),
+            (0.9, 0.1, false),
+            (0.9, 0.1, true),
+        ] {
+            let ours = OptimiserConfig::Sgd {
+                lr: 0.05,
+                momentum,
+                weight_decay: wd,
+                nesterov,
+            };
+            agrees_with_libtorch(
+                ours,
+                nn::Sgd {
+                    momentum,
+                    dampening: 0.0,
+                    wd,
+                    nesterov,
+                },
+            );
         }
     }
 
     #[test]
     fn adamw_agrees_with_libtorch() {
-        let ours = OptimiserConfig::Adamw { lr: 0.05, beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay: 0.1 };
-        agrees_with_libtorch(ours, nn::AdamW { beta1: 0.9, beta2: 0.99, wd: 0.1, eps: 1e-8, amsgrad: false });
+        let ours = OptimiserConfig::Adamw {
+            lr: 0.05,
+            beta1: 0.9,
+            beta2: 0.99,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+        };
+        agrees_with_libtorch(
+            ours,
+            nn::AdamW {
+                beta1: 0.9,
+                beta2: 0.99,
+                wd: 0.1,
+                eps: 1e-8,
+                amsgrad: false,
+            },
+        );
     }
 }

@@ -44,7 +44,11 @@ mod tests {
 
     #[test]
     fn the_version_is_read_from_the_headers() {
-        assert!(libtorch_version().starts_with("2."), "{}", libtorch_version());
+        assert!(
+            libtorch_version().starts_with("2."),
+            "{}",
+            libtorch_version()
+        );
         set_threads(0);
         assert_eq!(threads(), 1);
     }

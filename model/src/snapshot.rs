@@ -1,7 +1,7 @@
 //! The whole state of training at a step boundary, in memory, and its bytes for the transfer from peer to peer.
 
 use crate::arena::{push_values, read_values};
-use crate::model::{Layout, weights_hash};
+use crate::model::{Layout, Model, weights_hash};
 
 const MAGIC: &[u8; 8] = b"skeinst1";
 const HEADER_BYTES: usize = 8 + 4 * 8 + 4;
@@ -64,6 +64,30 @@ pub enum SnapshotError {
 }
 
 impl Snapshot {
+    /// A copy of a bare model's weights, without optimiser state.
+    pub fn of(model: &Model) -> Self {
+        Self {
+            parameters: model.parameters().values().to_vec(),
+            buffers: model.buffers().values().to_vec(),
+            batches_tracked: model.batches_tracked(),
+            optimiser: Vec::new(),
+            optimiser_steps: 0,
+        }
+    }
+
+    /// Puts the weights into the model; they were checked against its layout.
+    pub(crate) fn load_weights(&self, model: &mut Model) {
+        model
+            .parameters_mut()
+            .values_mut()
+            .copy_from_slice(&self.parameters);
+        model
+            .buffers_mut()
+            .values_mut()
+            .copy_from_slice(&self.buffers);
+        model.set_batches_tracked(self.batches_tracked);
+    }
+
     /// blake3 over the little-endian bytes of parameters and buffers.
     pub fn weights_hash(&self) -> [u8; 32] {
         weights_hash(&self.parameters, &self.buffers)
@@ -74,27 +98,47 @@ impl Snapshot {
     /// # Errors
     /// The first difference or value that is not finite.
     pub fn check(&self, layout: &Layout) -> Result<(), SnapshotError> {
-        let size = |part, expected: usize, got: usize| {
-            let error = SnapshotError::Size { part, expected: expected as u64, got: got as u64 };
-            if expected == got { Ok(()) } else { Err(error) }
-        };
+        self.check_weights(layout)?;
+        size(
+            "optimiser state vectors",
+            layout.optimiser.len(),
+            self.optimiser.len(),
+        )?;
+        for state in &self.optimiser {
+            size(
+                "elements per optimiser vector",
+                layout.n_parameters(),
+                state.len(),
+            )?;
+        }
+        self.optimiser
+            .iter()
+            .try_for_each(|state| finite("optimiser state", state))
+    }
+
+    /// Checks the weights as [`Snapshot::check`] does and leaves the optimiser's state aside.
+    ///
+    /// # Errors
+    /// The first difference or value that is not finite.
+    pub fn check_weights(&self, layout: &Layout) -> Result<(), SnapshotError> {
         size("parameters", layout.n_parameters(), self.parameters.len())?;
         size("buffers", layout.n_buffers(), self.buffers.len())?;
-        size("optimiser state vectors", layout.optimiser.len(), self.optimiser.len())?;
-        for state in &self.optimiser {
-            size("elements per optimiser vector", layout.n_parameters(), state.len())?;
-        }
         if self.batches_tracked < 0 {
-            return Err(SnapshotError::NegativeCounter { got: self.batches_tracked });
+            return Err(SnapshotError::NegativeCounter {
+                got: self.batches_tracked,
+            });
         }
         finite("parameters", &self.parameters)?;
-        finite("buffers", &self.buffers)?;
-        self.optimiser.iter().try_for_each(|state| finite("optimiser state", state))
+        finite("buffers", &self.buffers)
     }
 
     /// The bytes: magic, sizes, counters, then parameters, buffers and optimiser state as little-endian f32.
     pub fn encode(&self) -> Vec<u8> {
-        let vectors = || [&self.parameters, &self.buffers].into_iter().chain(&self.optimiser);
+        let vectors = || {
+            [&self.parameters, &self.buffers]
+                .into_iter()
+                .chain(&self.optimiser)
+        };
         let values = vectors().map(Vec::len).sum::<usize>();
         let mut bytes = Vec::with_capacity(HEADER_BYTES + values * 4);
         bytes.extend(MAGIC);
@@ -109,7 +153,8 @@ impl Snapshot {
 
     /// Bytes that a snapshot of `layout` has: the bound for a transfer.
     pub fn encoded_len(layout: &Layout) -> usize {
-        HEADER_BYTES + (layout.n_parameters() * (1 + layout.optimiser.len()) + layout.n_buffers()) * 4
+        HEADER_BYTES
+            + (layout.n_parameters() * (1 + layout.optimiser.len()) + layout.n_buffers()) * 4
     }
 
     /// Reads what [`Snapshot::encode`] wrote. Allocates nothing before the length fits the layout.
@@ -122,18 +167,23 @@ impl Snapshot {
         }
         let expected = Self::encoded_len(layout);
         if bytes.len() != expected {
-            return Err(SnapshotError::Length { expected, got: bytes.len() });
+            return Err(SnapshotError::Length {
+                expected,
+                got: bytes.len(),
+            });
         }
         let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|j| bytes[8 + 8 * i + j]));
         let vectors = u32::from_le_bytes(std::array::from_fn(|j| bytes[40 + j]));
         for (part, expected, got) in [
-            ("parameters", layout.n_parameters() as u64, word(0)),
-            ("buffers", layout.n_buffers() as u64, word(1)),
-            ("optimiser state vectors", layout.optimiser.len() as u64, u64::from(vectors)),
+            ("parameters", layout.n_parameters(), word(0)),
+            ("buffers", layout.n_buffers(), word(1)),
+            (
+                "optimiser state vectors",
+                layout.optimiser.len(),
+                u64::from(vectors),
+            ),
         ] {
-            if expected != got {
-                return Err(SnapshotError::Size { part, expected, got });
-            }
+            size(part, expected, usize::try_from(got).unwrap_or(usize::MAX))?;
         }
         let mut rest = &bytes[HEADER_BYTES..];
         let mut take = |n: usize| {
@@ -145,7 +195,11 @@ impl Snapshot {
             parameters: take(layout.n_parameters()),
             buffers: take(layout.n_buffers()),
             batches_tracked: word(2) as i64,
-            optimiser: layout.optimiser.iter().map(|_| take(layout.n_parameters())).collect(),
+            optimiser: layout
+                .optimiser
+                .iter()
+                .map(|_| take(layout.n_parameters()))
+                .collect(),
             optimiser_steps: word(3),
         };
         snapshot.check(layout)?;
@@ -153,10 +207,23 @@ impl Snapshot {
     }
 }
 
+fn size(part: &'static str, expected: usize, got: usize) -> Result<(), SnapshotError> {
+    let error = SnapshotError::Size {
+        part,
+        expected: expected as u64,
+        got: got as u64,
+    };
+    if expected == got { Ok(()) } else { Err(error) }
+}
+
 fn finite(part: &'static str, values: &[f32]) -> Result<(), SnapshotError> {
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(()),
-        Some(index) => Err(SnapshotError::NonFinite { part, index, value: values[index].to_string() }),
+        Some(index) => Err(SnapshotError::NonFinite {
+            part,
+            index,
+            value: values[index].to_string(),
+        }),
     }
 }
 
@@ -176,7 +243,13 @@ mod tests {
     fn snapshot() -> Snapshot {
         let parameters: Vec<f32> = (0..12).map(|i| i as f32 / 3.0).collect();
         let optimiser = vec![parameters.iter().map(|value| -value).collect()];
-        Snapshot { parameters, buffers: Vec::new(), batches_tracked: 5, optimiser, optimiser_steps: 4 }
+        Snapshot {
+            parameters,
+            buffers: Vec::new(),
+            batches_tracked: 5,
+            optimiser,
+            optimiser_steps: 4,
+        }
     }
 
     #[test]
@@ -194,12 +267,27 @@ mod tests {
         assert!(matches!(decode(&other), Err(SnapshotError::Length { .. })));
         let mut swapped = snapshot();
         swapped.buffers = swapped.parameters.split_off(6);
-        assert!(matches!(decode(&swapped), Err(SnapshotError::Size { part: "parameters", .. })));
+        assert!(matches!(
+            decode(&swapped),
+            Err(SnapshotError::Size {
+                part: "parameters",
+                ..
+            })
+        ));
         let mut diverged = snapshot();
         diverged.optimiser[0][3] = f32::INFINITY;
-        assert!(matches!(decode(&diverged), Err(SnapshotError::NonFinite { index: 3, .. })));
-        let negative = Snapshot { batches_tracked: -1, ..snapshot() };
-        assert_eq!(decode(&negative), Err(SnapshotError::NegativeCounter { got: -1 }));
+        assert!(matches!(
+            decode(&diverged),
+            Err(SnapshotError::NonFinite { index: 3, .. })
+        ));
+        let negative = Snapshot {
+            batches_tracked: -1,
+            ..snapshot()
+        };
+        assert_eq!(
+            decode(&negative),
+            Err(SnapshotError::NegativeCounter { got: -1 })
+        );
     }
 
     proptest! {

@@ -25,7 +25,9 @@ pub enum TrainError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The loss is NaN or infinite: training has diverged. Batch norm's statistics may be spoilt: restore a snapshot.
-    #[error("the loss is {loss} after {steps} steps: lower the learning rate, or restore an earlier snapshot")]
+    #[error(
+        "the loss is {loss} after {steps} steps: lower the learning rate, or restore an earlier snapshot"
+    )]
     Diverged {
         /// The loss.
         loss: f32,
@@ -44,7 +46,9 @@ pub enum TrainError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     /// The data set has other images or classes than the model.
-    #[error("the model takes images {expected:?} of {expected_classes} classes, the data set has {got:?} of {got_classes}")]
+    #[error(
+        "the model takes images {expected:?} of {expected_classes} classes, the data set has {got:?} of {got_classes}"
+    )]
     Dataset {
         /// Channels, height, width of the model.
         expected: [i64; 3],
@@ -100,8 +104,16 @@ impl Trainer {
     pub fn new(model: Model, optimiser: OptimiserConfig) -> Result<Self, TrainError> {
         optimiser.validate()?;
         let mut layout = model.layout().clone();
-        layout.optimiser = optimiser.state_names().iter().map(|name| (*name).to_owned()).collect();
-        Ok(Self { optimiser: Optimiser::new(optimiser, model.n_parameters()), model, layout })
+        layout.optimiser = optimiser
+            .state_names()
+            .iter()
+            .map(|name| (*name).to_owned())
+            .collect();
+        Ok(Self {
+            optimiser: Optimiser::new(optimiser, model.n_parameters()),
+            model,
+            layout,
+        })
     }
 
     /// Writes the gradient of the batch's mean cross entropy to `out` and returns that loss. Updates batch norm's
@@ -118,12 +130,18 @@ impl Trainer {
         let loss = cross_entropy(&logits, batch.y(), Reduction::Mean)?; // []
         let value = loss.f_double_value(&[])? as f32;
         if !value.is_finite() {
-            return Err(TrainError::Diverged { loss: value, steps: self.optimiser.steps });
+            return Err(TrainError::Diverged {
+                loss: value,
+                steps: self.optimiser.steps,
+            });
         }
         let parameters = self.model.parameters();
         let gradients = Tensor::f_run_backward(&[loss], parameters.variables(), false, false)?;
         for (segment, gradient) in parameters.segments().iter().zip(&gradients) {
-            gradient.f_copy_data(&mut out[segment.offset..segment.offset + segment.len], segment.len)?;
+            gradient.f_copy_data(
+                &mut out[segment.offset..segment.offset + segment.len],
+                segment.len,
+            )?;
         }
         Ok(value)
     }
@@ -134,7 +152,8 @@ impl Trainer {
     /// A slice of the wrong length (nothing is changed).
     pub fn apply(&mut self, gradient: &[f32]) -> Result<(), TrainError> {
         self.check_length(gradient.len())?;
-        self.optimiser.update(self.model.parameters_mut().values_mut(), gradient);
+        self.optimiser
+            .update(self.model.parameters_mut().values_mut(), gradient);
         Ok(())
     }
 
@@ -142,18 +161,22 @@ impl Trainer {
     ///
     /// # Errors
     /// Data of another shape than the model's, rows that are not there, no rows.
-    pub fn evaluate(&mut self, data: &Dataset, rows: Range<usize>, batch: usize) -> Result<Evaluation, TrainError> {
+    pub fn evaluate(
+        &mut self,
+        data: &Dataset,
+        rows: Range<usize>,
+        batch: usize,
+    ) -> Result<Evaluation, TrainError> {
         evaluate(&mut self.model, data, rows, batch)
     }
 
     /// A copy of the whole state.
     pub fn snapshot(&self) -> Snapshot {
+        let (optimiser, optimiser_steps) = (self.optimiser.state.clone(), self.optimiser.steps);
         Snapshot {
-            parameters: self.model.parameters().values().to_vec(),
-            buffers: self.model.buffers().values().to_vec(),
-            batches_tracked: self.model.batches_tracked(),
-            optimiser: self.optimiser.state.clone(),
-            optimiser_steps: self.optimiser.steps,
+            optimiser,
+            optimiser_steps,
+            ..Snapshot::of(&self.model)
         }
     }
 
@@ -163,7 +186,7 @@ impl Trainer {
     /// A snapshot of another model or optimiser, or with values that are not finite (nothing is changed).
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), TrainError> {
         snapshot.check(&self.layout)?;
-        load_weights(&mut self.model, snapshot);
+        snapshot.load_weights(&mut self.model);
         for (state, saved) in self.optimiser.state.iter_mut().zip(&snapshot.optimiser) {
             state.copy_from_slice(saved);
         }
@@ -212,7 +235,11 @@ impl Trainer {
 
     fn check_length(&self, got: usize) -> Result<(), TrainError> {
         let expected = self.model.n_parameters();
-        if expected == got { Ok(()) } else { Err(TrainError::GradientLength { expected, got }) }
+        if expected == got {
+            Ok(())
+        } else {
+            Err(TrainError::GradientLength { expected, got })
+        }
     }
 }
 
@@ -220,7 +247,12 @@ impl Trainer {
 ///
 /// # Errors
 /// As [`Trainer::evaluate`].
-pub fn evaluate(model: &mut Model, data: &Dataset, rows: Range<usize>, batch: usize) -> Result<Evaluation, TrainError> {
+pub fn evaluate(
+    model: &mut Model,
+    data: &Dataset,
+    rows: Range<usize>,
+    batch: usize,
+) -> Result<Evaluation, TrainError> {
     let layout = model.layout();
     if data.input_shape() != layout.input_shape || data.n_classes() > layout.n_classes {
         return Err(TrainError::Dataset {
@@ -232,7 +264,11 @@ pub fn evaluate(model: &mut Model, data: &Dataset, rows: Range<usize>, batch: us
     }
     let Range { start, end } = rows;
     if start >= end || end > data.len() {
-        return Err(TrainError::Rows { start, end, len: data.len() });
+        return Err(TrainError::Rows {
+            start,
+            end,
+            len: data.len(),
+        });
     }
     let _guard = tch::no_grad_guard();
     let (mut loss, mut correct) = (0.0, 0);
@@ -241,18 +277,18 @@ pub fn evaluate(model: &mut Model, data: &Dataset, rows: Range<usize>, batch: us
         let batch = data.batch(rows);
         let logits = model.forward(batch.x(), false)?; // [B, n_classes]
         loss += cross_entropy(&logits, batch.y(), Reduction::Sum)?.f_double_value(&[])?;
-        let hits = logits.f_argmax(1, false)?.f_eq_tensor(batch.y())?.f_sum(Kind::Int64)?;
+        let hits = logits
+            .f_argmax(1, false)?
+            .f_eq_tensor(batch.y())?
+            .f_sum(Kind::Int64)?;
         correct += hits.f_int64_value(&[])?;
     }
     let samples = end - start;
-    Ok(Evaluation { loss: loss / samples as f64, accuracy: correct as f64 / samples as f64, samples })
-}
-
-/// Puts the weights of a snapshot that was checked against the model's layout into the model.
-pub(crate) fn load_weights(model: &mut Model, snapshot: &Snapshot) {
-    model.parameters_mut().values_mut().copy_from_slice(&snapshot.parameters);
-    model.buffers_mut().values_mut().copy_from_slice(&snapshot.buffers);
-    model.set_batches_tracked(snapshot.batches_tracked);
+    Ok(Evaluation {
+        loss: loss / samples as f64,
+        accuracy: correct as f64 / samples as f64,
+        samples,
+    })
 }
 
 fn cross_entropy(logits: &Tensor, y: &Tensor, reduction: Reduction) -> Result<Tensor, TchError> {

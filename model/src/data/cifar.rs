@@ -24,9 +24,13 @@ impl Kind {
 
     fn files(self, part: Part) -> &'static [&'static str] {
         match (self, part) {
-            (Self::Ten, Part::Train) => {
-                &["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"]
-            }
+            (Self::Ten, Part::Train) => &[
+                "data_batch_1.bin",
+                "data_batch_2.bin",
+                "data_batch_3.bin",
+                "data_batch_4.bin",
+                "data_batch_5.bin",
+            ],
             (Self::Ten, Part::Validation) => &["test_batch.bin"],
             (Self::Hundred, Part::Train) => &["train.bin"],
             (Self::Hundred, Part::Validation) => &["test.bin"],
@@ -35,7 +39,11 @@ impl Kind {
 
     /// The folder the archive unpacks to.
     fn unpacked(self) -> &'static str {
-        if self == Self::Ten { "cifar-10-batches-bin" } else { "cifar-100-binary" }
+        if self == Self::Ten {
+            "cifar-10-batches-bin"
+        } else {
+            "cifar-100-binary"
+        }
     }
 }
 
@@ -55,24 +63,39 @@ pub(crate) fn load(folder: &Path, kind: Kind, part: Part) -> Result<Raw, DataErr
         let record = label_bytes + PIXELS;
         if bytes.is_empty() || bytes.len() % record != 0 {
             let at = bytes.len() / record * record;
-            let what = format!("the file ends inside row {}: rows have {record} bytes", bytes.len() / record);
+            let what = format!(
+                "the file ends inside row {}: rows have {record} bytes",
+                bytes.len() / record
+            );
             return Err(DataError::corrupt(&path, at as u64, what));
         }
         for (row, record) in bytes.chunks_exact(record).enumerate() {
             let label = i64::from(record[label_bytes - 1]);
             if label >= kind.n_classes() {
-                return Err(DataError::row(&path, row, format!("label {label} is not below {}", kind.n_classes())));
+                return Err(DataError::row(
+                    &path,
+                    row,
+                    format!("label {label} is not below {}", kind.n_classes()),
+                ));
             }
             labels.push(label);
             pixels.extend_from_slice(&record[label_bytes..]);
         }
     }
-    Ok(Raw { pixels: Pixels::U8(pixels), labels, shape: [3, 32, 32] })
+    Ok(Raw {
+        pixels: Pixels::U8(pixels),
+        labels,
+        shape: [3, 32, 32],
+    })
 }
 
 fn inside(folder: &Path, kind: Kind) -> PathBuf {
     let unpacked = folder.join(kind.unpacked());
-    if unpacked.is_dir() { unpacked } else { folder.to_owned() }
+    if unpacked.is_dir() {
+        unpacked
+    } else {
+        folder.to_owned()
+    }
 }
 
 #[cfg(test)]
@@ -96,22 +119,42 @@ mod tests {
             std::fs::write(ten.join(format!("data_batch_{i}.bin")), record(&[i])).unwrap();
         }
         let raw = load(folder.path(), Kind::Ten, Part::Train).unwrap();
-        assert_eq!((raw.labels.as_slice(), raw.shape), ([1, 2, 3, 4, 5].as_slice(), [3, 32, 32]));
+        assert_eq!(
+            (raw.labels.as_slice(), raw.shape),
+            ([1, 2, 3, 4, 5].as_slice(), [3, 32, 32])
+        );
         assert!(!has_validation(folder.path(), Kind::Ten));
-        std::fs::write(folder.path().join("test.bin"), [record(&[3, 99]), record(&[1, 0])].concat()).unwrap();
-        assert_eq!(load(folder.path(), Kind::Hundred, Part::Validation).unwrap().labels, [99, 0]);
+        std::fs::write(
+            folder.path().join("test.bin"),
+            [record(&[3, 99]), record(&[1, 0])].concat(),
+        )
+        .unwrap();
+        assert_eq!(
+            load(folder.path(), Kind::Hundred, Part::Validation)
+                .unwrap()
+                .labels,
+            [99, 0]
+        );
     }
 
     #[test]
     fn damage_is_named_with_file_and_row() {
         let folder = tempfile::tempdir().unwrap();
         for (bytes, expect) in [
-            ([record(&[3, 99]), record(&[1, 100])].concat(), "train.bin: row 1: label 100"),
-            ([record(&[3, 99]), vec![1; 7]].concat(), "train.bin: byte 3074: the file ends inside row 1"),
+            (
+                [record(&[3, 99]), record(&[1, 100])].concat(),
+                "train.bin: row 1: label 100",
+            ),
+            (
+                [record(&[3, 99]), vec![1; 7]].concat(),
+                "train.bin: byte 3074: the file ends inside row 1",
+            ),
             (Vec::new(), "train.bin: byte 0: the file ends inside row 0"),
         ] {
             std::fs::write(folder.path().join("train.bin"), bytes).unwrap();
-            let error = load(folder.path(), Kind::Hundred, Part::Train).unwrap_err().to_string();
+            let error = load(folder.path(), Kind::Hundred, Part::Train)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(expect), "{error}");
         }
     }

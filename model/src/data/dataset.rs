@@ -89,22 +89,39 @@ impl Raw {
         let len = self.sample_len();
         let images = self.pixels.len().checked_div(len).unwrap_or(0);
         if images != self.labels.len() || images * len != self.pixels.len() {
-            return Err(DataError::mismatch(path, format!("{images} images but {} labels", self.labels.len())));
+            return Err(DataError::mismatch(
+                path,
+                format!("{images} images but {} labels", self.labels.len()),
+            ));
         }
         if images == 0 {
             return Err(DataError::mismatch(path, "no samples"));
         }
         if !(2..=MAX_CLASSES).contains(&n_classes) {
-            return Err(DataError::mismatch(path, format!("{n_classes} classes; between 2 and {MAX_CLASSES} can be learnt")));
+            return Err(DataError::mismatch(
+                path,
+                format!("{n_classes} classes; between 2 and {MAX_CLASSES} can be learnt"),
+            ));
         }
-        if let Some(row) = self.labels.iter().position(|label| !(0..n_classes).contains(label)) {
-            let what = format!("label {} is not below the number of classes, {n_classes}", self.labels[row]);
+        if let Some(row) = self
+            .labels
+            .iter()
+            .position(|label| !(0..n_classes).contains(label))
+        {
+            let what = format!(
+                "label {} is not below the number of classes, {n_classes}",
+                self.labels[row]
+            );
             return Err(DataError::row(path, row, what));
         }
         if let Pixels::F32(floats) = &self.pixels
             && let Some(at) = floats.iter().position(|value| !value.is_finite())
         {
-            return Err(DataError::row(path, at / len, format!("a value is {}", floats[at])));
+            return Err(DataError::row(
+                path,
+                at / len,
+                format!("a value is {}", floats[at]),
+            ));
         }
         Ok(())
     }
@@ -114,17 +131,32 @@ impl Raw {
         let len = self.sample_len();
         let range = |row: usize| row * len..(row + 1) * len;
         let pixels = match &self.pixels {
-            Pixels::U8(bytes) => Pixels::U8(rows.iter().flat_map(|row| &bytes[range(*row)]).copied().collect()),
-            Pixels::F32(floats) => Pixels::F32(rows.iter().flat_map(|row| &floats[range(*row)]).copied().collect()),
+            Pixels::U8(bytes) => Pixels::U8(
+                rows.iter()
+                    .flat_map(|row| &bytes[range(*row)])
+                    .copied()
+                    .collect(),
+            ),
+            Pixels::F32(floats) => Pixels::F32(
+                rows.iter()
+                    .flat_map(|row| &floats[range(*row)])
+                    .copied()
+                    .collect(),
+            ),
         };
-        Self { pixels, labels: rows.iter().map(|row| self.labels[*row]).collect(), shape: self.shape }
+        Self {
+            pixels,
+            labels: rows.iter().map(|row| self.labels[*row]).collect(),
+            shape: self.shape,
+        }
     }
 
     /// Holds a random `fraction` of the samples out: `(the rest, held out)`, at least one each. The same on every peer.
     pub(crate) fn hold_out(&self, fraction: f64) -> (Self, Self) {
         let mut rows: Vec<usize> = (0..self.labels.len()).collect();
         Stream::new(0, "hold-out").shuffle(&mut rows);
-        let held = ((rows.len() as f64 * fraction).round() as usize).clamp(1, rows.len().saturating_sub(1).max(1));
+        let held = ((rows.len() as f64 * fraction).round() as usize)
+            .clamp(1, rows.len().saturating_sub(1).max(1));
         let (held, rest) = rows.split_at_mut(held);
         held.sort_unstable();
         rest.sort_unstable();
@@ -142,15 +174,26 @@ impl Raw {
             *squares += value * value;
         };
         match &self.pixels {
-            Pixels::U8(bytes) => bytes.iter().enumerate().for_each(|(at, byte)| add(at, f64::from(*byte) / 255.0)),
-            Pixels::F32(floats) => floats.iter().enumerate().for_each(|(at, value)| add(at, f64::from(*value))),
+            Pixels::U8(bytes) => bytes
+                .iter()
+                .enumerate()
+                .for_each(|(at, byte)| add(at, f64::from(*byte) / 255.0)),
+            Pixels::F32(floats) => floats
+                .iter()
+                .enumerate()
+                .for_each(|(at, value)| add(at, f64::from(*value))),
         }
         let n = (self.labels.len() * plane) as f64;
         let mean = sums.iter().map(|[sum, _]| sum / n);
-        let std = sums.iter().map(|[sum, squares]| (squares / n - (sum / n) * (sum / n)).max(0.0).sqrt());
+        let std = sums
+            .iter()
+            .map(|[sum, squares]| (squares / n - (sum / n) * (sum / n)).max(0.0).sqrt());
         // A constant channel carries nothing; dividing by one keeps it at zero.
         let std = std.map(|std| if std < 1e-6 { 1.0 } else { std as f32 });
-        Normalisation { mean: mean.map(|mean| mean as f32).collect(), std: std.collect() }
+        Normalisation {
+            mean: mean.map(|mean| mean as f32).collect(),
+            std: std.collect(),
+        }
     }
 
     fn sample_len(&self) -> usize {
@@ -161,15 +204,33 @@ impl Raw {
 impl Dataset {
     /// A data set of samples that were checked for `n_classes`; `normalisation` has one entry per channel.
     pub(crate) fn new(raw: Raw, n_classes: i64, normalisation: Normalisation) -> Self {
-        let Raw { pixels, labels, shape } = raw;
+        let Raw {
+            pixels,
+            labels,
+            shape,
+        } = raw;
         let table = match &pixels {
             Pixels::F32(_) => Vec::new(),
             Pixels::U8(_) => {
-                let channel = |(mean, std): (&f32, &f32)| std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std);
-                normalisation.mean.iter().zip(&normalisation.std).map(channel).collect()
+                let channel = |(mean, std): (&f32, &f32)| {
+                    std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std)
+                };
+                normalisation
+                    .mean
+                    .iter()
+                    .zip(&normalisation.std)
+                    .map(channel)
+                    .collect()
             }
         };
-        Self { pixels, labels, shape, n_classes, normalisation, table }
+        Self {
+            pixels,
+            labels,
+            shape,
+            n_classes,
+            normalisation,
+            table,
+        }
     }
 
     /// The samples `rows`, normalised.
@@ -194,7 +255,9 @@ impl Dataset {
                 }
                 Pixels::F32(floats) => {
                     let Normalisation { mean, std } = &self.normalisation;
-                    for ((pixels, mean), std) in floats[sample].chunks_exact(plane).zip(mean).zip(std) {
+                    for ((pixels, mean), std) in
+                        floats[sample].chunks_exact(plane).zip(mean).zip(std)
+                    {
                         x.extend(pixels.iter().map(|value| (value - mean) / std));
                     }
                 }
@@ -202,7 +265,10 @@ impl Dataset {
         }
         let y: Vec<i64> = rows.iter().map(|row| self.labels[*row]).collect();
         let x = Tensor::from_slice(&x).view([rows.len() as i64, channels, height, width]); // [B, C, H, W]
-        Batch { x, y: Tensor::from_slice(&y) }
+        Batch {
+            x,
+            y: Tensor::from_slice(&y),
+        }
     }
 
     /// Number of samples.
@@ -242,12 +308,19 @@ mod tests {
 
     fn raw() -> Raw {
         let pixels = Pixels::U8((0..24).map(|i| i * 10).collect());
-        Raw { pixels, labels: vec![0, 1, 2], shape: [2, 2, 2] }
+        Raw {
+            pixels,
+            labels: vec![0, 1, 2],
+            shape: [2, 2, 2],
+        }
     }
 
     #[test]
     fn a_batch_is_normalised_per_channel() {
-        let normalisation = Normalisation { mean: vec![0.5, 0.0], std: vec![0.5, 2.0] };
+        let normalisation = Normalisation {
+            mean: vec![0.5, 0.0],
+            std: vec![0.5, 2.0],
+        };
         let batch = Dataset::new(raw(), 3, normalisation.clone()).batch(&[2, 0]);
         assert_eq!(batch.len(), 2);
         assert_eq!(batch.x().size(), [2, 2, 2, 2]);
@@ -256,16 +329,29 @@ mod tests {
         assert!(close(&[0, 0, 0, 1], expect(170.0, 0.5, 0.5)));
         assert!(close(&[1, 1, 1, 1], expect(70.0, 0.0, 2.0)));
         assert_eq!(batch.y().int64_value(&[0]), 2);
-        let Pixels::U8(bytes) = raw().pixels else { unreachable!() };
+        let Pixels::U8(bytes) = raw().pixels else {
+            unreachable!()
+        };
         let floats = Pixels::F32(bytes.iter().map(|byte| f32::from(*byte) / 255.0).collect());
-        let same = Dataset::new(Raw { pixels: floats, ..raw() }, 3, normalisation).batch(&[2, 0]);
+        let same = Dataset::new(
+            Raw {
+                pixels: floats,
+                ..raw()
+            },
+            3,
+            normalisation,
+        )
+        .batch(&[2, 0]);
         assert_eq!(same.x(), batch.x());
     }
 
     #[test]
     fn computed_normalisation_leaves_mean_zero_and_deviation_one() {
         let normalisation = raw().normalisation();
-        let x = Dataset::new(raw(), 3, normalisation).batch(&[0, 1, 2]).x().shallow_clone();
+        let x = Dataset::new(raw(), 3, normalisation)
+            .batch(&[0, 1, 2])
+            .x()
+            .shallow_clone();
         for channel in 0..2 {
             let values = x.select(1, channel);
             assert!(values.mean(tch::Kind::Float).double_value(&[]).abs() < 1e-5);
@@ -277,7 +363,12 @@ mod tests {
     fn a_hold_out_takes_every_sample_once() {
         let (train, validation) = raw().hold_out(0.3);
         assert_eq!((train.labels.len(), validation.labels.len()), (2, 1));
-        let mut all: Vec<i64> = train.labels.iter().chain(&validation.labels).copied().collect();
+        let mut all: Vec<i64> = train
+            .labels
+            .iter()
+            .chain(&validation.labels)
+            .copied()
+            .collect();
         all.sort_unstable();
         assert_eq!(all, [0, 1, 2]);
     }
@@ -286,10 +377,31 @@ mod tests {
     fn counts_labels_and_values_that_do_not_fit_are_refused() {
         let path = Path::new("file");
         let message = |raw: Raw, classes| raw.check(path, classes).unwrap_err().to_string();
-        assert_eq!(message(Raw { labels: vec![0], ..raw() }, 3), "file: 3 images but 1 labels");
-        assert_eq!(message(raw(), 2), "file: row 2: label 2 is not below the number of classes, 2");
+        assert_eq!(
+            message(
+                Raw {
+                    labels: vec![0],
+                    ..raw()
+                },
+                3
+            ),
+            "file: 3 images but 1 labels"
+        );
+        assert_eq!(
+            message(raw(), 2),
+            "file: row 2: label 2 is not below the number of classes, 2"
+        );
         let mut floats = vec![0.0; 24];
         floats[9] = f32::NAN;
-        assert_eq!(message(Raw { pixels: Pixels::F32(floats), ..raw() }, 3), "file: row 1: a value is NaN");
+        assert_eq!(
+            message(
+                Raw {
+                    pixels: Pixels::F32(floats),
+                    ..raw()
+                },
+                3
+            ),
+            "file: row 1: a value is NaN"
+        );
     }
 }

@@ -22,18 +22,30 @@ pub(crate) const N_CLASSES: i64 = 10;
 
 /// Of the framed training part, computed once.
 pub(crate) fn normalisation() -> Normalisation {
-    Normalisation { mean: vec![0.22], std: vec![0.31] }
+    Normalisation {
+        mean: vec![0.22],
+        std: vec![0.31],
+    }
 }
 
 /// Training and validation part.
-#[expect(clippy::expect_used, reason = "the bytes are part of the binary and a test reads them")]
+#[expect(
+    clippy::expect_used,
+    reason = "the bytes are part of the binary and a test reads them"
+)]
 pub(crate) fn load() -> (Raw, Raw) {
     let mut bytes = Vec::with_capacity(N * (SIDE * SIDE + 1));
-    flate2::read::GzDecoder::new(PACKED).read_to_end(&mut bytes).expect("the embedded digits are whole");
+    flate2::read::GzDecoder::new(PACKED)
+        .read_to_end(&mut bytes)
+        .expect("the embedded digits are whole");
     let (images, labels) = bytes.split_at(N * SIDE * SIDE);
     let pixels = images.chunks_exact(SIDE * SIDE).flat_map(frame).collect();
     let labels = labels.iter().map(|label| i64::from(*label)).collect();
-    let all = Raw { pixels: Pixels::U8(pixels), labels, shape: [1, FRAMED as i64, FRAMED as i64] };
+    let all = Raw {
+        pixels: Pixels::U8(pixels),
+        labels,
+        shape: [1, FRAMED as i64, FRAMED as i64],
+    };
     let mut rows: Vec<usize> = (0..N).collect();
     Stream::new(0, "digits").shuffle(&mut rows);
     (all.select(&rows[..N_TRAIN]), all.select(&rows[N_TRAIN..]))
@@ -60,7 +72,11 @@ fn neighbours(at: usize) -> (usize, usize, usize) {
     let middle = at as isize - (SCALE as isize - 1) / 2; // whole, since SCALE is odd
     let low = middle.div_euclid(SCALE as isize);
     let clamp = |pixel: isize| pixel.clamp(0, SIDE as isize - 1) as usize;
-    (clamp(low), clamp(low + 1), middle.rem_euclid(SCALE as isize) as usize)
+    (
+        clamp(low),
+        clamp(low + 1),
+        middle.rem_euclid(SCALE as isize) as usize,
+    )
 }
 
 #[cfg(test)]
@@ -76,7 +92,8 @@ mod tests {
             part.check(Path::new("digits"), N_CLASSES).unwrap();
             assert_eq!(part.labels.len(), n);
             for class in 0..N_CLASSES {
-                let share = part.labels.iter().filter(|label| **label == class).count() as f64 / n as f64;
+                let share =
+                    part.labels.iter().filter(|label| **label == class).count() as f64 / n as f64;
                 assert!((0.05..0.15).contains(&share), "class {class}: {share}");
             }
         }
@@ -85,8 +102,14 @@ mod tests {
     #[test]
     fn the_stored_normalisation_fits_the_training_part() {
         let (computed, stored) = (load().0.normalisation(), normalisation());
-        assert!((computed.mean[0] - stored.mean[0]).abs() < 0.01, "{computed:?}");
-        assert!((computed.std[0] - stored.std[0]).abs() < 0.01, "{computed:?}");
+        assert!(
+            (computed.mean[0] - stored.mean[0]).abs() < 0.01,
+            "{computed:?}"
+        );
+        assert!(
+            (computed.std[0] - stored.std[0]).abs() < 0.01,
+            "{computed:?}"
+        );
     }
 
     #[test]
@@ -95,7 +118,10 @@ mod tests {
         let framed = frame(&small);
         for (i, value) in small.iter().enumerate() {
             let (y, x) = (i / SIDE * SCALE + 1 + MARGIN, i % SIDE * SCALE + 1 + MARGIN);
-            assert_eq!(usize::from(framed[y * FRAMED + x]), usize::from(*value) * 255 / 16);
+            assert_eq!(
+                usize::from(framed[y * FRAMED + x]),
+                usize::from(*value) * 255 / 16
+            );
         }
         assert!(framed[..FRAMED * MARGIN].iter().all(|byte| *byte == 0));
     }

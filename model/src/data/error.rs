@@ -74,18 +74,32 @@ pub enum DataError {
 
 impl DataError {
     pub(crate) fn read(path: &Path, source: std::io::Error) -> Self {
-        Self::Read { path: path.to_owned(), source }
+        Self::Read {
+            path: path.to_owned(),
+            source,
+        }
     }
 
     pub(crate) fn corrupt(path: &Path, byte: u64, what: impl Into<String>) -> Self {
-        Self::Corrupt { path: path.to_owned(), byte, what: what.into() }
+        Self::Corrupt {
+            path: path.to_owned(),
+            byte,
+            what: what.into(),
+        }
     }
 
     pub(crate) fn row(path: &Path, row: usize, what: impl Into<String>) -> Self {
-        Self::Row { path: path.to_owned(), row, what: what.into() }
+        Self::Row {
+            path: path.to_owned(),
+            row,
+            what: what.into(),
+        }
     }
 
     pub(crate) fn mismatch(path: &Path, what: impl Into<String>) -> Self {
-        Self::Mismatch { path: path.to_owned(), what: what.into() }
+        Self::Mismatch {
+            path: path.to_owned(),
+            what: what.into(),
+        }
     }
 }

@@ -15,7 +15,9 @@ pub(crate) fn ln(x: f64) -> f64 {
     // ln m = 2 artanh s = 2 (s + s³/3 + s⁵/5 + …), |s| < 0.172
     let s = (mantissa - 1.0) / (mantissa + 1.0);
     let square = s * s;
-    let series = (0..12).rev().fold(0.0, |sum, k| sum * square + 1.0 / f64::from(2 * k + 1));
+    let series = (0..12)
+        .rev()
+        .fold(0.0, |sum, k| sum * square + 1.0 / f64::from(2 * k + 1));
     exponent as f64 * std::f64::consts::LN_2 + 2.0 * s * series
 }
 
@@ -27,7 +29,9 @@ pub(crate) fn exp(x: f64) -> f64 {
     let x = x.min(700.0);
     let power = (x / std::f64::consts::LN_2).round();
     let rest = x - power * std::f64::consts::LN_2; // |rest| < 0.35
-    let series = (1..=16).rev().fold(1.0, |sum, k| 1.0 + sum * rest / f64::from(k));
+    let series = (1..=16)
+        .rev()
+        .fold(1.0, |sum, k| 1.0 + sum * rest / f64::from(k));
     series * f64::from_bits(((power as i64 + 1023) as u64) << 52)
 }
 
@@ -39,7 +43,10 @@ mod tests {
     fn they_agree_with_the_system() {
         for i in 1..2000 {
             let x = f64::from(i) * 0.37;
-            assert!((ln(x) - x.ln()).abs() < 1e-14 * (1.0 + x.ln().abs()), "ln {x}");
+            assert!(
+                (ln(x) - x.ln()).abs() < 1e-14 * (1.0 + x.ln().abs()),
+                "ln {x}"
+            );
             assert!((ln(1.0 / x) + x.ln()).abs() < 1e-13, "ln 1/{x}");
             let y = x - 370.0;
             assert!((exp(y) / y.exp() - 1.0).abs() < 1e-12, "exp {y}");

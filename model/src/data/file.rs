@@ -35,30 +35,58 @@ impl Input {
         }
         let bytes = metadata.len();
         if bytes > MAX_DATA_BYTES {
-            return Err(DataError::TooLarge { path: path.to_owned(), bytes, limit: MAX_DATA_BYTES });
+            return Err(DataError::TooLarge {
+                path: path.to_owned(),
+                bytes,
+                limit: MAX_DATA_BYTES,
+            });
         }
         let mut reader = BufReader::with_capacity(1 << 16, file);
-        let is_gzip = std::io::BufRead::fill_buf(&mut reader).map_err(read)?.starts_with(&[0x1f, 0x8b]);
-        let limit = if is_gzip { (bytes * MAX_EXPANSION).min(MAX_DATA_BYTES) } else { bytes };
-        let reader: Box<dyn Read> = if is_gzip { Box::new(MultiGzDecoder::new(reader)) } else { Box::new(reader) };
-        Ok(Self { path: path.to_owned(), reader, position: 0, limit })
+        let is_gzip = std::io::BufRead::fill_buf(&mut reader)
+            .map_err(read)?
+            .starts_with(&[0x1f, 0x8b]);
+        let limit = if is_gzip {
+            (bytes * MAX_EXPANSION).min(MAX_DATA_BYTES)
+        } else {
+            bytes
+        };
+        let reader: Box<dyn Read> = if is_gzip {
+            Box::new(MultiGzDecoder::new(reader))
+        } else {
+            Box::new(reader)
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            reader,
+            position: 0,
+            limit,
+        })
     }
 
     /// Exactly `count` bytes, called `what` in the error. Memory grows with what is read, never by what is claimed.
     pub(crate) fn take(&mut self, count: u64, what: &str) -> Result<Vec<u8>, DataError> {
         let left = self.limit.saturating_sub(self.position);
         if count > left {
-            let text = format!("{count} bytes of {what} are announced, the file can hold {left} more: it is cut short or corrupt");
+            let text = format!(
+                "{count} bytes of {what} are announced, the file can hold {left} more: it is cut short or corrupt"
+            );
             return Err(DataError::corrupt(&self.path, self.position, text));
         }
         let mut bytes = Vec::new();
         let result = self.reader.by_ref().take(count).read_to_end(&mut bytes);
         let at = self.position + bytes.len() as u64;
         if let Err(error) = result {
-            return Err(DataError::corrupt(&self.path, at, format!("{what} cannot be read: {error}")));
+            return Err(DataError::corrupt(
+                &self.path,
+                at,
+                format!("{what} cannot be read: {error}"),
+            ));
         }
         if (bytes.len() as u64) < count {
-            let text = format!("the file ends inside {what}: {} of {count} bytes are there", bytes.len());
+            let text = format!(
+                "the file ends inside {what}: {} of {count} bytes are there",
+                bytes.len()
+            );
             return Err(DataError::corrupt(&self.path, at, text));
         }
         self.position = at;
@@ -70,8 +98,16 @@ impl Input {
         let mut byte = [0];
         match self.reader.read(&mut byte) {
             Ok(0) => Ok(()),
-            Ok(_) => Err(DataError::corrupt(&self.path, self.position, "data goes on after the last sample")),
-            Err(error) => Err(DataError::corrupt(&self.path, self.position, format!("the end is damaged: {error}"))),
+            Ok(_) => Err(DataError::corrupt(
+                &self.path,
+                self.position,
+                "data goes on after the last sample",
+            )),
+            Err(error) => Err(DataError::corrupt(
+                &self.path,
+                self.position,
+                format!("the end is damaged: {error}"),
+            )),
         }
     }
 
@@ -79,11 +115,23 @@ impl Input {
     pub(crate) fn rest(mut self, limit: u64) -> Result<Vec<u8>, DataError> {
         let limit = limit.min(MAX_DATA_BYTES);
         let mut bytes = Vec::new();
-        self.reader.by_ref().take(limit + 1).read_to_end(&mut bytes).map_err(|error| {
-            DataError::corrupt(&self.path, self.position + bytes.len() as u64, format!("cannot be read: {error}"))
-        })?;
+        self.reader
+            .by_ref()
+            .take(limit + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| {
+                DataError::corrupt(
+                    &self.path,
+                    self.position + bytes.len() as u64,
+                    format!("cannot be read: {error}"),
+                )
+            })?;
         if bytes.len() as u64 > limit {
-            return Err(DataError::TooLarge { path: self.path, bytes: bytes.len() as u64, limit });
+            return Err(DataError::TooLarge {
+                path: self.path,
+                bytes: bytes.len() as u64,
+                limit,
+            });
         }
         Ok(bytes)
     }
@@ -91,11 +139,16 @@ impl Input {
 
 /// The first of `names` (or the same with `.gz`) that is a file in `folder`.
 pub(crate) fn find(folder: &Path, names: &[&str]) -> Result<PathBuf, DataError> {
-    let candidates = names.iter().flat_map(|name| [folder.join(name), folder.join(format!("{name}.gz"))]);
-    candidates.into_iter().find(|path| path.is_file()).ok_or_else(|| DataError::Missing {
-        folder: folder.to_owned(),
-        names: names.join(", "),
-    })
+    let candidates = names
+        .iter()
+        .flat_map(|name| [folder.join(name), folder.join(format!("{name}.gz"))]);
+    candidates
+        .into_iter()
+        .find(|path| path.is_file())
+        .ok_or_else(|| DataError::Missing {
+            folder: folder.to_owned(),
+            names: names.join(", "),
+        })
 }
 
 #[cfg(test)]
@@ -131,12 +184,25 @@ mod tests {
         let path = folder.path().join("cut.gz");
         let whole = gzip(&(0..=255).cycle().take(5000).collect::<Vec<u8>>());
         std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-        let error = Input::open(&path).unwrap().take(5000, "pixels").unwrap_err().to_string();
-        assert!(error.contains("cut.gz: byte ") && error.contains("pixels"), "{error}");
+        let error = Input::open(&path)
+            .unwrap()
+            .take(5000, "pixels")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("cut.gz: byte ") && error.contains("pixels"),
+            "{error}"
+        );
         std::fs::write(&path, &whole).unwrap();
         let mut input = Input::open(&path).unwrap();
         input.take(4999, "pixels").unwrap();
-        assert!(input.finish().unwrap_err().to_string().contains("byte 4999: data goes on"));
+        assert!(
+            input
+                .finish()
+                .unwrap_err()
+                .to_string()
+                .contains("byte 4999: data goes on")
+        );
     }
 
     #[test]
@@ -144,7 +210,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("bomb.gz");
         std::fs::write(&path, gzip(&vec![0; 1 << 20])).unwrap();
-        assert!(matches!(Input::open(&path).unwrap().rest(1000), Err(DataError::TooLarge { limit: 1000, .. })));
-        assert!(matches!(Input::open(&path).unwrap().take(1 << 40, "pixels"), Err(DataError::Corrupt { byte: 0, .. })));
+        assert!(matches!(
+            Input::open(&path).unwrap().rest(1000),
+            Err(DataError::TooLarge { limit: 1000, .. })
+        ));
+        assert!(matches!(
+            Input::open(&path).unwrap().take(1 << 40, "pixels"),
+            Err(DataError::Corrupt { byte: 0, .. })
+        ));
     }
 }

@@ -18,7 +18,11 @@ const MAX_DIMENSIONS: usize = 4;
 
 /// Names of `x` and `y` of each part, in a `.npz` and (with `.npy`) in a folder.
 const TRAIN: [(&str, &str); 2] = [("x", "y"), ("x_train", "y_train")];
-const VALIDATION: [(&str, &str); 3] = [("x_test", "y_test"), ("x_val", "y_val"), ("x_validation", "y_validation")];
+const VALIDATION: [(&str, &str); 3] = [
+    ("x_test", "y_test"),
+    ("x_val", "y_val"),
+    ("x_validation", "y_validation"),
+];
 
 /// The arrays at `path` for `part`, or `None` if a validation part is asked for and not there. An `own` path is one that
 /// holds this part alone, so that plain `x` and `y` serve too.
@@ -28,11 +32,18 @@ pub(crate) fn load(path: &Path, part: Part, own: bool) -> Result<Option<Raw>, Da
         Part::Validation if own => VALIDATION.into_iter().chain(TRAIN).collect(),
         Part::Validation => VALIDATION.to_vec(),
     };
-    let mut source = if path.is_dir() { Arrays::Folder(path.to_owned()) } else { Arrays::open(path)? };
+    let mut source = if path.is_dir() {
+        Arrays::Folder(path.to_owned())
+    } else {
+        Arrays::open(path)?
+    };
     for (x, y) in &names {
         if let Some((x_path, x_bytes)) = source.read(x)? {
             let Some((y_path, y_bytes)) = source.read(y)? else {
-                return Err(DataError::mismatch(path, format!("there is {x:?} but no {y:?}")));
+                return Err(DataError::mismatch(
+                    path,
+                    format!("there is {x:?} but no {y:?}"),
+                ));
             };
             return combine(&x_path, &x_bytes, &y_path, &y_bytes).map(Some);
         }
@@ -41,7 +52,10 @@ pub(crate) fn load(path: &Path, part: Part, own: bool) -> Result<Option<Raw>, Da
         return Ok(None);
     }
     let names: Vec<_> = names.iter().map(|(x, y)| format!("{x} and {y}")).collect();
-    Err(DataError::Missing { folder: path.to_owned(), names: names.join(", ") })
+    Err(DataError::Missing {
+        folder: path.to_owned(),
+        names: names.join(", "),
+    })
 }
 
 /// Where arrays are read from.
@@ -54,10 +68,14 @@ impl Arrays {
     fn open(path: &Path) -> Result<Self, DataError> {
         let bytes = Input::open(path)?.rest(MAX_DATA_BYTES)?;
         if bytes.starts_with(MAGIC) {
-            return Err(DataError::mismatch(path, "one .npy file: give the folder with x.npy and y.npy, or a .npz with both"));
+            return Err(DataError::mismatch(
+                path,
+                "one .npy file: give the folder with x.npy and y.npy, or a .npz with both",
+            ));
         }
         let archive = zip::ZipArchive::new(Cursor::new(bytes));
-        let archive = archive.map_err(|error| DataError::corrupt(path, 0, format!("not a .npz archive: {error}")))?;
+        let archive = archive
+            .map_err(|error| DataError::corrupt(path, 0, format!("not a .npz archive: {error}")))?;
         Ok(Self::Archive(path.to_owned(), Box::new(archive)))
     }
 
@@ -69,22 +87,33 @@ impl Arrays {
                 if !path.is_file() {
                     return Ok(None);
                 }
-                Ok(Some((path.clone(), Input::open(&path)?.rest(MAX_DATA_BYTES)?)))
+                Ok(Some((
+                    path.clone(),
+                    Input::open(&path)?.rest(MAX_DATA_BYTES)?,
+                )))
             }
             Self::Archive(path, archive) => {
                 let member = format!("{name}.npy");
                 let shown = path.join(&member);
                 let file = match archive.by_name(&member) {
                     Err(zip::result::ZipError::FileNotFound) => return Ok(None),
-                    file => file.map_err(|error| DataError::corrupt(&shown, 0, error.to_string()))?,
+                    file => {
+                        file.map_err(|error| DataError::corrupt(&shown, 0, error.to_string()))?
+                    }
                 };
                 let bytes = file.size();
                 if bytes > MAX_DATA_BYTES {
-                    return Err(DataError::TooLarge { path: shown, bytes, limit: MAX_DATA_BYTES });
+                    return Err(DataError::TooLarge {
+                        path: shown,
+                        bytes,
+                        limit: MAX_DATA_BYTES,
+                    });
                 }
                 let mut content = Vec::new();
                 let read = file.take(bytes + 1).read_to_end(&mut content);
-                read.map_err(|error| DataError::corrupt(&shown, content.len() as u64, error.to_string()))?;
+                read.map_err(|error| {
+                    DataError::corrupt(&shown, content.len() as u64, error.to_string())
+                })?;
                 Ok(Some((shown, content)))
             }
         }
@@ -97,14 +126,23 @@ fn combine(x_path: &Path, x: &[u8], y_path: &Path, y: &[u8]) -> Result<Raw, Data
         [_, features] => [1, 1, features],
         [_, height, width] => [1, height, width],
         [_, channels, height, width] => [channels, height, width],
-        _ => return Err(header.unfit(x_path, "images have the shape [N, C, H, W], [N, H, W] or [N, features]")),
+        _ => {
+            return Err(header.unfit(
+                x_path,
+                "images have the shape [N, C, H, W], [N, H, W] or [N, features]",
+            ));
+        }
     };
     let pixels = match header.element {
         Element::U8 => Pixels::U8(x.to_vec()),
-        Element::F32 => Pixels::F32(header.elements(x, |bytes| f32::from_le_bytes(bytes), f32::from_be_bytes)),
-        Element::F64 => {
-            Pixels::F32(header.elements(x, |bytes| f64::from_le_bytes(bytes) as f32, |bytes| f64::from_be_bytes(bytes) as f32))
+        Element::F32 => {
+            Pixels::F32(header.elements(x, |bytes| f32::from_le_bytes(bytes), f32::from_be_bytes))
         }
+        Element::F64 => Pixels::F32(header.elements(
+            x,
+            |bytes| f64::from_le_bytes(bytes) as f32,
+            |bytes| f64::from_be_bytes(bytes) as f32,
+        )),
         _ => return Err(header.unfit(x_path, "images are u8, f32 or f64")),
     };
     let (header, y) = Header::parse(y_path, y)?;
@@ -114,14 +152,34 @@ fn combine(x_path: &Path, x: &[u8], y_path: &Path, y: &[u8]) -> Result<Raw, Data
     let labels = match header.element {
         Element::U8 => y.iter().map(|label| i64::from(*label)).collect(),
         Element::I8 => y.iter().map(|label| i64::from(*label as i8)).collect(),
-        Element::I16 => header.elements(y, |b| i16::from_le_bytes(b).into(), |b| i16::from_be_bytes(b).into()),
-        Element::U16 => header.elements(y, |b| u16::from_le_bytes(b).into(), |b| u16::from_be_bytes(b).into()),
-        Element::I32 => header.elements(y, |b| i32::from_le_bytes(b).into(), |b| i32::from_be_bytes(b).into()),
-        Element::U32 => header.elements(y, |b| u32::from_le_bytes(b).into(), |b| u32::from_be_bytes(b).into()),
+        Element::I16 => header.elements(
+            y,
+            |b| i16::from_le_bytes(b).into(),
+            |b| i16::from_be_bytes(b).into(),
+        ),
+        Element::U16 => header.elements(
+            y,
+            |b| u16::from_le_bytes(b).into(),
+            |b| u16::from_be_bytes(b).into(),
+        ),
+        Element::I32 => header.elements(
+            y,
+            |b| i32::from_le_bytes(b).into(),
+            |b| i32::from_be_bytes(b).into(),
+        ),
+        Element::U32 => header.elements(
+            y,
+            |b| u32::from_le_bytes(b).into(),
+            |b| u32::from_be_bytes(b).into(),
+        ),
         Element::I64 => header.elements(y, i64::from_le_bytes, i64::from_be_bytes),
         _ => return Err(header.unfit(y_path, "labels are whole numbers of at most 64 bits")),
     };
-    Ok(Raw { pixels, labels, shape })
+    Ok(Raw {
+        pixels,
+        labels,
+        shape,
+    })
 }
 
 /// Types of elements that are read.
@@ -150,24 +208,47 @@ impl Header {
     /// The header and exactly the data that belongs to it.
     fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<(Self, &'a [u8]), DataError> {
         let corrupt = |byte: usize, what: String| DataError::corrupt(path, byte as u64, what);
-        let Some(([major, _], rest)) = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first_chunk) else {
+        let Some(([major, _], rest)) = bytes
+            .strip_prefix(MAGIC)
+            .and_then(<[u8]>::split_first_chunk)
+        else {
             return Err(corrupt(0, "not a numpy array".into()));
         };
         let (len, text) = match (major, rest) {
             (1, [a, b, text @ ..]) => (usize::from(u16::from_le_bytes([*a, *b])), text),
-            (2 | 3, [a, b, c, d, text @ ..]) => (u32::from_le_bytes([*a, *b, *c, *d]) as usize, text),
-            _ => return Err(corrupt(6, format!("version {major} of the format, or the file ends there"))),
+            (2 | 3, [a, b, c, d, text @ ..]) => {
+                (u32::from_le_bytes([*a, *b, *c, *d]) as usize, text)
+            }
+            _ => {
+                return Err(corrupt(
+                    6,
+                    format!("version {major} of the format, or the file ends there"),
+                ));
+            }
         };
         if len > MAX_HEADER_BYTES || len > text.len() {
-            return Err(corrupt(8, format!("a header of {len} bytes; the file has {} and {MAX_HEADER_BYTES} are read", text.len())));
+            return Err(corrupt(
+                8,
+                format!(
+                    "a header of {len} bytes; the file has {} and {MAX_HEADER_BYTES} are read",
+                    text.len()
+                ),
+            ));
         }
         let (text, data) = text.split_at(len);
         let at = bytes.len() - data.len() - len;
         let text = std::str::from_utf8(text).map_err(|error| corrupt(at, error.to_string()))?;
         let (header, item_bytes) = Self::parse_text(text).map_err(|what| corrupt(at, what))?;
-        let count = header.shape.iter().try_fold(item_bytes, |count, side| count.checked_mul(*side as usize));
+        let count = header
+            .shape
+            .iter()
+            .try_fold(item_bytes, |count, side| count.checked_mul(*side as usize));
         if count != Some(data.len()) {
-            let what = format!("an array of shape {:?} does not fit in the {} bytes that follow", header.shape, data.len());
+            let what = format!(
+                "an array of shape {:?} does not fit in the {} bytes that follow",
+                header.shape,
+                data.len()
+            );
             return Err(corrupt(bytes.len() - data.len(), what));
         }
         Ok((header, data))
@@ -176,24 +257,47 @@ impl Header {
     /// Reads `{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }` and the bytes per element.
     fn parse_text(text: &str) -> Result<(Self, usize), String> {
         let value = |key: &str| {
-            let (_, after) = text.split_once(&format!("'{key}':")).ok_or(format!("the header has no {key:?}"))?;
+            let (_, after) = text
+                .split_once(&format!("'{key}':"))
+                .ok_or(format!("the header has no {key:?}"))?;
             Ok::<_, String>(after.trim_start())
         };
         let descr = value("descr")?;
-        let descr = descr.strip_prefix('\'').and_then(|rest| rest.split_once('\''));
+        let descr = descr
+            .strip_prefix('\'')
+            .and_then(|rest| rest.split_once('\''));
         let descr = descr.ok_or("elements that are records are not read")?.0;
         if value("fortran_order")?.starts_with("True") {
-            return Err("the array is in Fortran order: save it with numpy.ascontiguousarray".into());
+            return Err(
+                "the array is in Fortran order: save it with numpy.ascontiguousarray".into(),
+            );
         }
-        let shape = value("shape")?.strip_prefix('(').and_then(|rest| rest.split_once(')'));
-        let sides = shape.ok_or("the shape is no tuple")?.0.split(',').map(str::trim).filter(|side| !side.is_empty());
+        let shape = value("shape")?
+            .strip_prefix('(')
+            .and_then(|rest| rest.split_once(')'));
+        let sides = shape
+            .ok_or("the shape is no tuple")?
+            .0
+            .split(',')
+            .map(str::trim)
+            .filter(|side| !side.is_empty());
         let shape: Vec<i64> = sides
-            .map(|side| side.parse().ok().filter(|side| (1..=1 << 32).contains(side)).ok_or(format!("a dimension is {side}")))
+            .map(|side| {
+                side.parse()
+                    .ok()
+                    .filter(|side| (1..=1 << 32).contains(side))
+                    .ok_or(format!("a dimension is {side}"))
+            })
             .collect::<Result<_, _>>()?;
         if shape.is_empty() || shape.len() > MAX_DIMENSIONS {
-            return Err(format!("{} dimensions; 1 to {MAX_DIMENSIONS} are read", shape.len()));
+            return Err(format!(
+                "{} dimensions; 1 to {MAX_DIMENSIONS} are read",
+                shape.len()
+            ));
         }
-        let (order, name) = descr.split_at_checked(1).ok_or("the element type is empty")?;
+        let (order, name) = descr
+            .split_at_checked(1)
+            .ok_or("the element type is empty")?;
         let (element, item_bytes) = match name {
             "u1" => (Element::U8, 1),
             "i1" => (Element::I8, 1),
@@ -204,19 +308,47 @@ impl Header {
             "i8" => (Element::I64, 8),
             "f4" => (Element::F32, 4),
             "f8" => (Element::F64, 8),
-            _ => return Err(format!("elements of type {descr:?} are not read: use u8, f32 or whole numbers")),
+            _ => {
+                return Err(format!(
+                    "elements of type {descr:?} are not read: use u8, f32 or whole numbers"
+                ));
+            }
         };
-        Ok((Self { element, little_endian: order != ">", shape }, item_bytes))
+        Ok((
+            Self {
+                element,
+                little_endian: order != ">",
+                shape,
+            },
+            item_bytes,
+        ))
     }
 
     /// The elements of `data` in the byte order of the header.
-    fn elements<const N: usize, T>(&self, data: &[u8], little: impl Fn([u8; N]) -> T, big: impl Fn([u8; N]) -> T) -> Vec<T> {
-        let read = |bytes: &[u8; N]| if self.little_endian { little(*bytes) } else { big(*bytes) };
+    fn elements<const N: usize, T>(
+        &self,
+        data: &[u8],
+        little: impl Fn([u8; N]) -> T,
+        big: impl Fn([u8; N]) -> T,
+    ) -> Vec<T> {
+        let read = |bytes: &[u8; N]| {
+            if self.little_endian {
+                little(*bytes)
+            } else {
+                big(*bytes)
+            }
+        };
         data.as_chunks::<N>().0.iter().map(read).collect()
     }
 
     fn unfit(&self, path: &Path, rule: &str) -> DataError {
-        DataError::mismatch(path, format!("elements {:?} of shape {:?}: {rule}", self.element, self.shape))
+        DataError::mismatch(
+            path,
+            format!(
+                "elements {:?} of shape {:?}: {rule}",
+                self.element, self.shape
+            ),
+        )
     }
 }
 
@@ -229,12 +361,23 @@ mod tests {
     use super::*;
 
     fn array(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
-        let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
-        [MAGIC, &[1, 0], &(header.len() as u16).to_le_bytes(), header.as_bytes(), data].concat()
+        let header =
+            format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
+        [
+            MAGIC,
+            &[1, 0],
+            &(header.len() as u16).to_le_bytes(),
+            header.as_bytes(),
+            data,
+        ]
+        .concat()
     }
 
     fn floats(values: &[f32]) -> Vec<u8> {
-        values.iter().flat_map(|value| value.to_le_bytes()).collect()
+        values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect()
     }
 
     #[test]
@@ -246,8 +389,15 @@ mod tests {
         std::fs::write(folder.path().join("y.npy"), &y).unwrap();
         let archive = folder.path().join("data.npz");
         let mut writer = zip::ZipWriter::new(std::fs::File::create(&archive).unwrap());
-        for (name, bytes) in [("x_train.npy", &x), ("y_train.npy", &y), ("x_test.npy", &x), ("y_test.npy", &y)] {
-            writer.start_file(name, zip::write::FileOptions::default()).unwrap();
+        for (name, bytes) in [
+            ("x_train.npy", &x),
+            ("y_train.npy", &y),
+            ("x_test.npy", &x),
+            ("y_test.npy", &y),
+        ] {
+            writer
+                .start_file(name, zip::write::FileOptions::default())
+                .unwrap();
             writer.write_all(bytes).unwrap();
         }
         writer.finish().unwrap();
@@ -256,9 +406,17 @@ mod tests {
         assert_eq!(raw.labels, [1, 0]);
         assert_eq!(raw.pixels, Pixels::F32(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.5]));
         assert_eq!(load(&archive, Part::Train, true).unwrap().unwrap(), raw);
-        assert_eq!(load(&archive, Part::Validation, false).unwrap().unwrap(), raw);
+        assert_eq!(
+            load(&archive, Part::Validation, false).unwrap().unwrap(),
+            raw
+        );
         assert_eq!(load(folder.path(), Part::Validation, false).unwrap(), None);
-        assert_eq!(load(folder.path(), Part::Validation, true).unwrap().unwrap(), raw);
+        assert_eq!(
+            load(folder.path(), Part::Validation, true)
+                .unwrap()
+                .unwrap(),
+            raw
+        );
     }
 
     #[test]
@@ -266,7 +424,10 @@ mod tests {
         let path = Path::new("x.npy");
         let message = |bytes: &[u8]| Header::parse(path, bytes).unwrap_err().to_string();
         assert_eq!(message(b"hello"), "x.npy: byte 0: not a numpy array");
-        assert!(message(&array("<f4", "(2, 3)", &[0; 23])).contains("shape [2, 3] does not fit in the 23 bytes"));
+        assert!(
+            message(&array("<f4", "(2, 3)", &[0; 23]))
+                .contains("shape [2, 3] does not fit in the 23 bytes")
+        );
         assert!(message(&array("|O", "(2,)", &[0; 16])).contains("\"|O\" are not read"));
         assert!(message(&array("<f4", "(0, 3)", &[])).contains("a dimension is 0"));
         assert!(message(&array("<f4", "()", &[0; 4])).contains("0 dimensions"));
@@ -274,7 +435,11 @@ mod tests {
         assert!(message(&huge).contains("does not fit"));
         let fortran = array("<f4", "(1, 1)", &[0; 4]);
         let fortran = String::from_utf8_lossy(&fortran[10..]).replace("False", "True");
-        assert!(Header::parse_text(&fortran).unwrap_err().contains("Fortran"));
+        assert!(
+            Header::parse_text(&fortran)
+                .unwrap_err()
+                .contains("Fortran")
+        );
     }
 
     proptest! {

@@ -22,9 +22,21 @@ impl Sampler {
     ///
     /// # Errors
     /// No such shard; fewer samples than shards.
-    pub fn new(split: &Split, labels: &[i64], seed: u64, shard: u32, position: u64) -> Result<Self, SplitError> {
+    pub fn new(
+        split: &Split,
+        labels: &[i64],
+        seed: u64,
+        shard: u32,
+        position: u64,
+    ) -> Result<Self, SplitError> {
         let rows = shard_rows(split, labels, seed, shard)?;
-        let mut sampler = Self { order: Vec::with_capacity(rows.len()), rows, seed, shard, position };
+        let mut sampler = Self {
+            order: Vec::with_capacity(rows.len()),
+            rows,
+            seed,
+            shard,
+            position,
+        };
         if sampler.epoch_position() != 0 {
             sampler.shuffle();
         }
@@ -64,7 +76,11 @@ impl Sampler {
         let epoch = self.position / self.rows.len() as u64;
         self.order.clear();
         self.order.extend_from_slice(&self.rows);
-        Stream::new(self.seed, &format!("order of shard {} epoch {epoch}", self.shard)).shuffle(&mut self.order);
+        Stream::new(
+            self.seed,
+            &format!("order of shard {} epoch {epoch}", self.shard),
+        )
+        .shuffle(&mut self.order);
     }
 }
 
@@ -83,12 +99,19 @@ mod tests {
         first.sort_unstable();
         second.sort_unstable();
         assert_eq!(first, second);
-        assert_eq!(first, shard_rows(&Split::Iid { shards: 2 }, &[0; 11], 3, 1).unwrap());
+        assert_eq!(
+            first,
+            shard_rows(&Split::Iid { shards: 2 }, &[0; 11], 3, 1).unwrap()
+        );
     }
 
     #[test]
     fn shards_that_share_all_samples_draw_in_different_orders() {
-        let draw = |shard| Sampler::new(&Split::All {}, &[0; 50], 3, shard, 0).unwrap().next_rows(50);
+        let draw = |shard| {
+            Sampler::new(&Split::All {}, &[0; 50], 3, shard, 0)
+                .unwrap()
+                .next_rows(50)
+        };
         assert_ne!(draw(0), draw(1));
         assert_eq!(draw(0), draw(0));
     }

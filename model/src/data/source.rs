@@ -38,29 +38,62 @@ struct Loaded {
 pub fn load(config: &DataConfig, private: &BTreeMap<String, PathBuf>) -> Result<Splits, DataError> {
     config.validate()?;
     let path = match &config.name {
-        Some(name) => Some(private.get(name).ok_or_else(|| DataError::NoPrivateData { name: name.clone() })?.clone()),
+        Some(name) => Some(
+            private
+                .get(name)
+                .ok_or_else(|| DataError::NoPrivateData { name: name.clone() })?
+                .clone(),
+        ),
         None => config.path.clone(),
     };
-    let shown = path.clone().unwrap_or_else(|| PathBuf::from(name_of(config.source)));
-    let Loaded { train, validation, n_classes, normalisation } = read(config, path)?;
-    let found = [Some(&train), validation.as_ref()].into_iter().flatten().flat_map(|raw| &raw.labels).max();
-    let n_classes = n_classes.or(config.classes).unwrap_or_else(|| found.map_or(0, |label| label.saturating_add(1)).max(2));
+    let shown = path
+        .clone()
+        .unwrap_or_else(|| PathBuf::from(name_of(config.source)));
+    let Loaded {
+        train,
+        validation,
+        n_classes,
+        normalisation,
+    } = read(config, path)?;
+    let found = [Some(&train), validation.as_ref()]
+        .into_iter()
+        .flatten()
+        .flat_map(|raw| &raw.labels)
+        .max();
+    let n_classes = n_classes
+        .or(config.classes)
+        .unwrap_or_else(|| found.map_or(0, |label| label.saturating_add(1)).max(2));
     train.check(&shown, n_classes)?;
     let (train, validation) = match validation {
         Some(validation) => (train, validation),
         None if train.labels.len() < 2 => {
-            return Err(DataError::mismatch(&shown, "one sample; two are needed to hold one out for validation"));
+            return Err(DataError::mismatch(
+                &shown,
+                "one sample; two are needed to hold one out for validation",
+            ));
         }
         None => train.hold_out(config.validation_fraction),
     };
-    validation.check(config.validation_path.as_deref().unwrap_or(&shown), n_classes)?;
+    validation.check(
+        config.validation_path.as_deref().unwrap_or(&shown),
+        n_classes,
+    )?;
     if train.shape != validation.shape {
-        let what = format!("images {:?} to train on but {:?} to validate on", train.shape, validation.shape);
+        let what = format!(
+            "images {:?} to train on but {:?} to validate on",
+            train.shape, validation.shape
+        );
         return Err(DataError::mismatch(&shown, what));
     }
-    let same_kind = matches!((&train.pixels, &validation.pixels), (Pixels::U8(_), Pixels::U8(_)) | (Pixels::F32(_), Pixels::F32(_)));
+    let same_kind = matches!(
+        (&train.pixels, &validation.pixels),
+        (Pixels::U8(_), Pixels::U8(_)) | (Pixels::F32(_), Pixels::F32(_))
+    );
     if !same_kind {
-        return Err(DataError::mismatch(&shown, "one part holds bytes and the other floats"));
+        return Err(DataError::mismatch(
+            &shown,
+            "one part holds bytes and the other floats",
+        ));
     }
     let normalisation = choose(config, normalisation, &train, &shown)?;
     Ok(Splits {
@@ -71,17 +104,38 @@ pub fn load(config: &DataConfig, private: &BTreeMap<String, PathBuf>) -> Result<
 
 /// The job's own normalisation, else the published one, else (private data differs from peer to peer) a fixed one, else
 /// the training part's.
-fn choose(config: &DataConfig, known: Option<Normalisation>, train: &Raw, shown: &Path) -> Result<Normalisation, DataError> {
+fn choose(
+    config: &DataConfig,
+    known: Option<Normalisation>,
+    train: &Raw,
+    shown: &Path,
+) -> Result<Normalisation, DataError> {
     let channels = train.shape[0] as usize;
     if let (Some(mean), Some(std)) = (&config.mean, &config.std) {
         if mean.len() != channels || std.len() != channels {
-            let what = format!("{channels} channels, but data.mean has {} and data.std {} numbers", mean.len(), std.len());
+            let what = format!(
+                "{channels} channels, but data.mean has {} and data.std {} numbers",
+                mean.len(),
+                std.len()
+            );
             return Err(DataError::mismatch(shown, what));
         }
-        return Ok(Normalisation { mean: mean.clone(), std: std.clone() });
+        return Ok(Normalisation {
+            mean: mean.clone(),
+            std: std.clone(),
+        });
     }
-    let fixed = || Normalisation { mean: vec![0.5; channels], std: vec![0.25; channels] };
-    Ok(known.unwrap_or_else(|| if config.name.is_some() { fixed() } else { train.normalisation() }))
+    let fixed = || Normalisation {
+        mean: vec![0.5; channels],
+        std: vec![0.25; channels],
+    };
+    Ok(known.unwrap_or_else(|| {
+        if config.name.is_some() {
+            fixed()
+        } else {
+            train.normalisation()
+        }
+    }))
 }
 
 fn read(config: &DataConfig, path: Option<PathBuf>) -> Result<Loaded, DataError> {
@@ -91,8 +145,14 @@ fn read(config: &DataConfig, path: Option<PathBuf>) -> Result<Loaded, DataError>
     match source {
         Source::Digits => {
             let (train, validation) = digits::load();
-            let (n_classes, normalisation) = (Some(digits::N_CLASSES), Some(digits::normalisation()));
-            Ok(Loaded { train, validation: Some(validation), n_classes, normalisation })
+            let (n_classes, normalisation) =
+                (Some(digits::N_CLASSES), Some(digits::normalisation()));
+            Ok(Loaded {
+                train,
+                validation: Some(validation),
+                n_classes,
+                normalisation,
+            })
         }
         Source::Mnist | Source::FashionMnist | Source::Idx => {
             let train = idx::load(&folder, Part::Train)?;
@@ -103,23 +163,47 @@ fn read(config: &DataConfig, path: Option<PathBuf>) -> Result<Loaded, DataError>
                 None => None,
             };
             let n_classes = (source != Source::Idx).then_some(10);
-            Ok(Loaded { train, validation, n_classes, normalisation: published(source) })
+            Ok(Loaded {
+                train,
+                validation,
+                n_classes,
+                normalisation: published(source),
+            })
         }
         Source::Cifar10 | Source::Cifar100 => {
-            let kind = if source == Source::Cifar10 { cifar::Kind::Ten } else { cifar::Kind::Hundred };
+            let kind = if source == Source::Cifar10 {
+                cifar::Kind::Ten
+            } else {
+                cifar::Kind::Hundred
+            };
             let train = cifar::load(&folder, kind, Part::Train)?;
             let validation = match own {
                 Some(path) => Some(cifar::load(path, kind, Part::Validation)?),
-                None if cifar::has_validation(&folder, kind) => Some(cifar::load(&folder, kind, Part::Validation)?),
+                None if cifar::has_validation(&folder, kind) => {
+                    Some(cifar::load(&folder, kind, Part::Validation)?)
+                }
                 None => None,
             };
-            Ok(Loaded { train, validation, n_classes: Some(kind.n_classes()), normalisation: published(source) })
+            Ok(Loaded {
+                train,
+                validation,
+                n_classes: Some(kind.n_classes()),
+                normalisation: published(source),
+            })
         }
         Source::Npy => {
-            let missing = || DataError::Missing { folder: folder.clone(), names: "x and y".into() };
+            let missing = || DataError::Missing {
+                folder: folder.clone(),
+                names: "x and y".into(),
+            };
             let train = npy::load(&folder, Part::Train, true)?.ok_or_else(missing)?;
             let validation = npy::load(own.unwrap_or(&folder), Part::Validation, own.is_some())?;
-            Ok(Loaded { train, validation, n_classes: None, normalisation: None })
+            Ok(Loaded {
+                train,
+                validation,
+                n_classes: None,
+                normalisation: None,
+            })
         }
         Source::Images => {
             let (train, classes) = images::load(&folder, config.size)?;
@@ -127,16 +211,24 @@ fn read(config: &DataConfig, path: Option<PathBuf>) -> Result<Loaded, DataError>
                 None => None,
                 Some(path) => {
                     // The training images' size serves for both parts.
-                    let size = config.size.or(Some([train.shape[1] as u32, train.shape[2] as u32]));
+                    let size = config
+                        .size
+                        .or(Some([train.shape[1] as u32, train.shape[2] as u32]));
                     let (validation, others) = images::load(path, size)?;
                     if others != classes {
-                        let what = format!("{others} class folders where the training part has {classes}");
+                        let what =
+                            format!("{others} class folders where the training part has {classes}");
                         return Err(DataError::mismatch(path, what));
                     }
                     Some(validation)
                 }
             };
-            Ok(Loaded { train, validation, n_classes: Some(classes), normalisation: None })
+            Ok(Loaded {
+                train,
+                validation,
+                n_classes: Some(classes),
+                normalisation: None,
+            })
         }
     }
 }
@@ -163,7 +255,10 @@ fn published(source: Source) -> Option<Normalisation> {
         Source::Cifar100 => (&[0.5071, 0.4865, 0.4409], &[0.2673, 0.2564, 0.2762]),
         Source::Digits | Source::Idx | Source::Npy | Source::Images => return None,
     };
-    Some(Normalisation { mean: mean.to_vec(), std: std.to_vec() })
+    Some(Normalisation {
+        mean: mean.to_vec(),
+        std: std.to_vec(),
+    })
 }
 
 #[cfg(test)]
@@ -173,8 +268,16 @@ mod tests {
 
     fn idx_folder(classes: u8) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("train-images-idx3-ubyte"), file(&[20, 4, 4], |i| i as u8)).unwrap();
-        std::fs::write(folder.path().join("train-labels-idx1-ubyte"), file(&[20], |i| i as u8 % classes)).unwrap();
+        std::fs::write(
+            folder.path().join("train-images-idx3-ubyte"),
+            file(&[20, 4, 4], |i| i as u8),
+        )
+        .unwrap();
+        std::fs::write(
+            folder.path().join("train-labels-idx1-ubyte"),
+            file(&[20], |i| i as u8 % classes),
+        )
+        .unwrap();
         folder
     }
 
@@ -182,18 +285,33 @@ mod tests {
     fn the_digits_are_the_default() {
         let splits = load(&DataConfig::default(), &BTreeMap::new()).unwrap();
         assert_eq!((splits.train.len(), splits.validation.len()), (1500, 297));
-        assert_eq!((splits.train.input_shape(), splits.train.n_classes()), ([1, 28, 28], 10));
+        assert_eq!(
+            (splits.train.input_shape(), splits.train.n_classes()),
+            ([1, 28, 28], 10)
+        );
     }
 
     #[test]
     fn private_data_is_found_by_name_and_normalised_the_same_everywhere() {
         let folder = idx_folder(3);
-        let config = DataConfig { source: Source::Idx, name: Some("mine".into()), classes: Some(7), ..DataConfig::default() };
+        let config = DataConfig {
+            source: Source::Idx,
+            name: Some("mine".into()),
+            classes: Some(7),
+            ..DataConfig::default()
+        };
         let error = load(&config, &BTreeMap::new()).unwrap_err().to_string();
         assert!(error.contains("--data mine=PATH"), "{error}");
         let private = BTreeMap::from([("mine".to_owned(), folder.path().to_owned())]);
         let splits = load(&config, &private).unwrap();
-        assert_eq!((splits.train.len(), splits.validation.len(), splits.train.n_classes()), (18, 2, 7));
+        assert_eq!(
+            (
+                splits.train.len(),
+                splits.validation.len(),
+                splits.train.n_classes()
+            ),
+            (18, 2, 7)
+        );
         assert_eq!(splits.train.normalisation().mean, [0.5]);
     }
 
@@ -201,11 +319,26 @@ mod tests {
     fn labels_above_the_classes_of_the_job_name_the_row() {
         let folder = idx_folder(10);
         let path = Some(folder.path().to_owned());
-        let config = DataConfig { source: Source::Idx, path, classes: Some(5), ..DataConfig::default() };
+        let config = DataConfig {
+            source: Source::Idx,
+            path,
+            classes: Some(5),
+            ..DataConfig::default()
+        };
         let error = load(&config, &BTreeMap::new()).unwrap_err().to_string();
         assert!(error.contains("row 5: label 5"), "{error}");
-        let wrong = DataConfig { mean: Some(vec![0.0; 3]), std: Some(vec![1.0; 3]), classes: None, ..config };
-        assert!(load(&wrong, &BTreeMap::new()).unwrap_err().to_string().contains("1 channels, but data.mean has 3"));
+        let wrong = DataConfig {
+            mean: Some(vec![0.0; 3]),
+            std: Some(vec![1.0; 3]),
+            classes: None,
+            ..config
+        };
+        assert!(
+            load(&wrong, &BTreeMap::new())
+                .unwrap_err()
+                .to_string()
+                .contains("1 channels, but data.mean has 3")
+        );
     }
 
     #[test]
@@ -217,7 +350,11 @@ mod tests {
             (Source::Cifar100, "train.bin"),
             (Source::Npy, "x and y"),
         ] {
-            let config = DataConfig { source, path: Some(folder.path().to_owned()), ..DataConfig::default() };
+            let config = DataConfig {
+                source,
+                path: Some(folder.path().to_owned()),
+                ..DataConfig::default()
+            };
             let error = load(&config, &BTreeMap::new()).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }

@@ -17,7 +17,9 @@ pub enum SplitError {
         shards: u32,
     },
     /// Some shards would be empty.
-    #[error("{samples} samples cannot be split into {shards} shards: give fewer shards or more data")]
+    #[error(
+        "{samples} samples cannot be split into {shards} shards: give fewer shards or more data"
+    )]
     TooFewSamples {
         /// Samples in the training part.
         samples: usize,
@@ -30,13 +32,21 @@ pub enum SplitError {
 ///
 /// # Errors
 /// No such shard; fewer samples than shards.
-pub fn shard_rows(split: &Split, labels: &[i64], seed: u64, shard: u32) -> Result<Vec<usize>, SplitError> {
+pub fn shard_rows(
+    split: &Split,
+    labels: &[i64],
+    seed: u64,
+    shard: u32,
+) -> Result<Vec<usize>, SplitError> {
     let shards = match split {
         Split::All {} => 1,
         Split::Iid { shards } | Split::Dirichlet { shards, .. } => *shards,
     };
     if labels.len() < shards.max(1) as usize {
-        return Err(SplitError::TooFewSamples { samples: labels.len(), shards });
+        return Err(SplitError::TooFewSamples {
+            samples: labels.len(),
+            shards,
+        });
     }
     if !matches!(split, Split::All {}) && shard >= shards {
         return Err(SplitError::NoSuchShard { shard, shards });
@@ -46,10 +56,13 @@ pub fn shard_rows(split: &Split, labels: &[i64], seed: u64, shard: u32) -> Resul
         Split::Iid { .. } => {
             let mut rows: Vec<usize> = (0..labels.len()).collect();
             Stream::new(seed, "split").shuffle(&mut rows);
-            let edge = |shard: u32| (rows.len() as u64 * u64::from(shard) / u64::from(shards)) as usize;
+            let edge =
+                |shard: u32| (rows.len() as u64 * u64::from(shard) / u64::from(shards)) as usize;
             rows[edge(shard)..edge(shard + 1)].to_vec()
         }
-        Split::Dirichlet { alpha, .. } => dirichlet(labels, seed, *alpha, shards as usize).swap_remove(shard as usize),
+        Split::Dirichlet { alpha, .. } => {
+            dirichlet(labels, seed, *alpha, shards as usize).swap_remove(shard as usize)
+        }
     };
     rows.sort_unstable();
     Ok(rows)
@@ -73,7 +86,11 @@ fn dirichlet(labels: &[i64], seed: u64, alpha: f64, shards: usize) -> Vec<Vec<us
             let last = shard + 1 == shards;
             // All weights can underflow to zero at a tiny alpha: the last shard then takes the class.
             let share = if total > 0.0 { sum / total } else { 0.0 };
-            let end = if last { rows.len() } else { ((rows.len() as f64 * share).round() as usize).clamp(start, rows.len()) };
+            let end = if last {
+                rows.len()
+            } else {
+                ((rows.len() as f64 * share).round() as usize).clamp(start, rows.len())
+            };
             parts[shard].extend_from_slice(&rows[start..end]);
             start = end;
         }
@@ -85,7 +102,9 @@ fn dirichlet(labels: &[i64], seed: u64, alpha: f64, shards: usize) -> Vec<Vec<us
 /// Gives each empty part one row of the largest. There are at least as many rows as parts.
 fn fill_empty(parts: &mut [Vec<usize>]) {
     while let Some(empty) = parts.iter().position(Vec::is_empty) {
-        let largest = (0..parts.len()).max_by_key(|part| parts[*part].len()).unwrap_or(empty);
+        let largest = (0..parts.len())
+            .max_by_key(|part| parts[*part].len())
+            .unwrap_or(empty);
         let row = parts[largest].pop();
         parts[empty].extend(row);
     }
@@ -112,7 +131,10 @@ fn gamma(stream: &mut Stream, alpha: f64) -> f64 {
 /// A draw from the standard normal distribution (Marsaglia's polar method).
 fn normal(stream: &mut Stream) -> f64 {
     loop {
-        let (a, b) = (stream.uniform_f64() * 2.0 - 1.0, stream.uniform_f64() * 2.0 - 1.0);
+        let (a, b) = (
+            stream.uniform_f64() * 2.0 - 1.0,
+            stream.uniform_f64() * 2.0 - 1.0,
+        );
         let square = a * a + b * b;
         if square > 0.0 && square < 1.0 {
             return a * (-2.0 * ln(square) / square).sqrt();
@@ -131,7 +153,9 @@ mod tests {
     }
 
     fn all(split: &Split, labels: &[i64], shards: u32) -> Vec<Vec<usize>> {
-        (0..shards).map(|shard| shard_rows(split, labels, 5, shard).unwrap()).collect()
+        (0..shards)
+            .map(|shard| shard_rows(split, labels, 5, shard).unwrap())
+            .collect()
     }
 
     #[test]
@@ -140,9 +164,13 @@ mod tests {
             let mut stream = Stream::new(9, "gamma");
             let draws: Vec<f64> = (0..20_000).map(|_| gamma(&mut stream, alpha)).collect();
             let mean = draws.iter().sum::<f64>() / draws.len() as f64;
-            let variance = draws.iter().map(|draw| (draw - mean).powi(2)).sum::<f64>() / draws.len() as f64;
+            let variance =
+                draws.iter().map(|draw| (draw - mean).powi(2)).sum::<f64>() / draws.len() as f64;
             assert!((mean / alpha - 1.0).abs() < 0.05, "{alpha}: mean {mean}");
-            assert!((variance / alpha - 1.0).abs() < 0.1, "{alpha}: variance {variance}");
+            assert!(
+                (variance / alpha - 1.0).abs() < 0.1,
+                "{alpha}: variance {variance}"
+            );
         }
     }
 
@@ -164,8 +192,20 @@ mod tests {
     #[test]
     fn impossible_shards_are_refused() {
         let iid = Split::Iid { shards: 3 };
-        assert_eq!(shard_rows(&iid, &[0; 9], 1, 3), Err(SplitError::NoSuchShard { shard: 3, shards: 3 }));
-        assert_eq!(shard_rows(&iid, &[0; 2], 1, 0), Err(SplitError::TooFewSamples { samples: 2, shards: 3 }));
+        assert_eq!(
+            shard_rows(&iid, &[0; 9], 1, 3),
+            Err(SplitError::NoSuchShard {
+                shard: 3,
+                shards: 3
+            })
+        );
+        assert_eq!(
+            shard_rows(&iid, &[0; 2], 1, 0),
+            Err(SplitError::TooFewSamples {
+                samples: 2,
+                shards: 3
+            })
+        );
         assert_eq!(shard_rows(&Split::All {}, &[0; 2], 1, 99), Ok(vec![0, 1]));
     }
 

@@ -8,6 +8,8 @@ use crate::layer::Layer;
 
 const CHANNELS: [i64; 2] = [32, 64];
 const HIDDEN: i64 = 384;
+/// The last layer starts small: the first gradients are then gentle, and twice the learning rate is stable.
+const SMALL: f64 = 0.1;
 
 /// Smallest height and width: two poolings must leave a pixel.
 pub(crate) const MIN_SIDE: i64 = 4;
@@ -18,14 +20,30 @@ pub(crate) fn build(builder: &mut Builder, input_shape: [i64; 3], n_classes: i64
     for (i, outputs) in CHANNELS.into_iter().enumerate() {
         let name = format!("conv{}", i + 1);
         builder.block(name.clone(), |builder| {
-            let conv = Conv { inputs, outputs, kernel: 3, stride: 1, groups: 1 };
-            vec![builder.conv(&name, conv, kaiming(inputs * 9), true), Layer::MaxPool, Layer::Relu]
+            let conv = Conv {
+                inputs,
+                outputs,
+                kernel: 3,
+                stride: 1,
+                groups: 1,
+            };
+            vec![
+                builder.conv(&name, conv, kaiming(inputs * 9), true),
+                Layer::MaxPool,
+                Layer::Relu,
+            ]
         });
         inputs = outputs;
     }
     let features = inputs * (height / 4) * (width / 4);
     builder.block("fc1", |builder| {
-        vec![Layer::Flatten, builder.linear("fc1", features, HIDDEN, kaiming(features)), Layer::Relu]
+        vec![
+            Layer::Flatten,
+            builder.linear("fc1", features, HIDDEN, kaiming(features)),
+            Layer::Relu,
+        ]
     });
-    builder.block("fc2", |builder| vec![builder.linear("fc2", HIDDEN, n_classes, lecun(HIDDEN))]);
+    builder.block("fc2", |builder| {
+        vec![builder.linear("fc2", HIDDEN, n_classes, SMALL * lecun(HIDDEN))]
+    });
 }

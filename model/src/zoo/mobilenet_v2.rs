@@ -8,8 +8,15 @@ use crate::block::{Builder, Conv, kaiming};
 use crate::layer::Layer;
 
 /// Expansion, channels, repeats and first stride of each group of blocks (table 2 of the paper).
-const GROUPS: [(i64, i64, i64, i64); 7] =
-    [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)];
+const GROUPS: [(i64, i64, i64, i64); 7] = [
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+];
 
 /// Product of all strides.
 pub(crate) const STRIDE: i64 = 32;
@@ -23,7 +30,17 @@ const DROPOUT: f32 = 0.2;
 pub(crate) fn build(builder: &mut Builder, channels: i64, width: f64, n_classes: i64) {
     let mut inputs = divisible(32.0 * width);
     builder.block("features.0", |builder| {
-        conv_norm(builder, "features.0", Conv { inputs: channels, outputs: inputs, kernel: 3, stride: 2, groups: 1 })
+        conv_norm(
+            builder,
+            "features.0",
+            Conv {
+                inputs: channels,
+                outputs: inputs,
+                kernel: 3,
+                stride: 2,
+                groups: 1,
+            },
+        )
     });
     let mut number = 1;
     for (expansion, outputs, repeats, first_stride) in GROUPS {
@@ -31,7 +48,9 @@ pub(crate) fn build(builder: &mut Builder, channels: i64, width: f64, n_classes:
         for repeat in 0..repeats {
             let stride = if repeat == 0 { first_stride } else { 1 };
             let name = format!("features.{number}");
-            builder.block(name.clone(), |builder| inverted_residual(builder, &name, inputs, outputs, stride, expansion));
+            builder.block(name.clone(), |builder| {
+                inverted_residual(builder, &name, inputs, outputs, stride, expansion)
+            });
             inputs = outputs;
             number += 1;
         }
@@ -39,12 +58,27 @@ pub(crate) fn build(builder: &mut Builder, channels: i64, width: f64, n_classes:
     let last = divisible(1280.0 * width.max(1.0));
     let name = format!("features.{number}");
     builder.block(name.clone(), |builder| {
-        conv_norm(builder, &name, Conv { inputs, outputs: last, kernel: 1, stride: 1, groups: 1 })
+        conv_norm(
+            builder,
+            &name,
+            Conv {
+                inputs,
+                outputs: last,
+                kernel: 1,
+                stride: 1,
+                groups: 1,
+            },
+        )
     });
     builder.block("classifier", |builder| {
         let bound = 0.01 * 3f64.sqrt(); // standard deviation 0.01
         let linear = builder.linear("classifier.1", last, n_classes, bound);
-        vec![Layer::GlobalMean, Layer::Flatten, Layer::Dropout { p: DROPOUT }, linear]
+        vec![
+            Layer::GlobalMean,
+            Layer::Flatten,
+            Layer::Dropout { p: DROPOUT },
+            linear,
+        ]
     });
 }
 
@@ -70,16 +104,43 @@ fn inverted_residual(
     let mut layers = Vec::new();
     let mut number = 0;
     if expansion != 1 {
-        let widen = Conv { inputs, outputs: hidden, kernel: 1, stride: 1, groups: 1 };
+        let widen = Conv {
+            inputs,
+            outputs: hidden,
+            kernel: 1,
+            stride: 1,
+            groups: 1,
+        };
         layers.extend(conv_norm(builder, &format!("{name}.conv.{number}"), widen));
         number += 1;
     }
-    let filter = Conv { inputs: hidden, outputs: hidden, kernel: 3, stride, groups: hidden };
+    let filter = Conv {
+        inputs: hidden,
+        outputs: hidden,
+        kernel: 3,
+        stride,
+        groups: hidden,
+    };
     layers.extend(conv_norm(builder, &format!("{name}.conv.{number}"), filter));
-    let narrow = Conv { inputs: hidden, outputs, kernel: 1, stride: 1, groups: 1 };
-    layers.push(builder.conv(&format!("{name}.conv.{}", number + 1), narrow, fan_out(narrow), false));
+    let narrow = Conv {
+        inputs: hidden,
+        outputs,
+        kernel: 1,
+        stride: 1,
+        groups: 1,
+    };
+    layers.push(builder.conv(
+        &format!("{name}.conv.{}", number + 1),
+        narrow,
+        fan_out(narrow),
+        false,
+    ));
     layers.push(builder.batch_norm(&format!("{name}.conv.{}", number + 2), outputs));
-    if stride == 1 && inputs == outputs { vec![Layer::Residual(layers)] } else { layers }
+    if stride == 1 && inputs == outputs {
+        vec![Layer::Residual(layers)]
+    } else {
+        layers
+    }
 }
 
 /// Kaiming's bound over the outputs each input feeds, as torchvision chooses it.
@@ -90,5 +151,9 @@ fn fan_out(conv: Conv) -> f64 {
 /// The multiple of 8 next to `channels`, never more than a tenth below it.
 fn divisible(channels: f64) -> i64 {
     let rounded = ((channels + 4.0) as i64 / 8 * 8).max(8);
-    if (rounded as f64) < 0.9 * channels { rounded + 8 } else { rounded }
+    if (rounded as f64) < 0.9 * channels {
+        rounded + 8
+    } else {
+        rounded
+    }
 }
