@@ -114,12 +114,9 @@ fn initial_weights_depend_on_the_seed_alone_and_are_the_same_everywhere() {
     let mlp = ModelConfig::Mlp { hidden: vec![8] };
     assert_ne!(hash(&mlp, 1), hash(&mlp, 2));
     // Golden: a platform that draws other weights could not take part.
-    assert_eq!(hash(&mlp, 1), "00000000");
-    assert_eq!(hash(&ModelConfig::Cnn {}, 1), "00000000");
-    assert_eq!(
-        hash(&ModelConfig::MobilenetV2 { width: 1.0 }, 1),
-        "00000000"
-    );
+    let mobilenet = ModelConfig::MobilenetV2 { width: 1.0 };
+    let hashes = [&mlp, &ModelConfig::Cnn {}, &mobilenet].map(|config| hash(config, 1));
+    assert_eq!(hashes, ["07ddcf48", "5c0026e8", "64f5ab0f"]);
 }
 
 #[test]
@@ -127,7 +124,7 @@ fn models_have_the_size_they_promise_and_absurd_ones_are_refused() {
     let n = |config: &ModelConfig, shape, classes| {
         skein_model::model::Layout::new(config, shape, classes).map(|layout| layout.n_parameters())
     };
-    assert_eq!(n(&ModelConfig::Cnn {}, [1, 28, 28], 10).unwrap(), 1_227_594);
+    assert_eq!(n(&ModelConfig::Cnn {}, [1, 28, 28], 10).unwrap(), 1_227_274);
     assert_eq!(n(&ModelConfig::Cnn {}, [3, 32, 32], 10).unwrap(), 1_596_490);
     assert_eq!(
         n(

@@ -57,8 +57,7 @@ impl<'a> Progress<'a> {
             let bar = ProgressBar::new(FULL);
             // A fixed template cannot be wrong at run time; the plain style is what is left if it were.
             let style = ProgressStyle::with_template(
-                "{spinner} {prefix} [{wide_bar}] {percent:>3} %
-  {msg}",
+                "{spinner} {prefix} [{wide_bar}] {percent:>3} %\n  {msg}",
             );
             bar.set_style(
                 style
