@@ -1,6 +1,6 @@
 //! One training step of the cnn, batch 32, on one thread: the trainer beside a plain libtorch loop.
 //!
-//! `plain` is the loop in `tests/numeric/plain_loop.rs`, which computes the same bits; the difference between the two is
+//! `plain` is the loop in `tests/numeric/plain.rs`, which computes the same bits; the difference between the two is
 //! what the arena, the flat gradient and the optimiser on slices cost or save.
 
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -9,8 +9,8 @@ use skein_model::data;
 use skein_model::model::Model;
 use skein_model::train::Trainer;
 
-#[path = "../tests/numeric/plain_loop.rs"]
-mod plain_loop;
+#[path = "../tests/numeric/plain.rs"]
+mod plain;
 
 fn step(criterion: &mut Criterion) {
     skein_model::runtime::set_threads(1);
@@ -21,7 +21,7 @@ fn step(criterion: &mut Criterion) {
     let Ok(model) = Model::new(&ModelConfig::Cnn {}, digits.input_shape(), 10, 3) else {
         return;
     };
-    let mut plain = plain_loop::Plain::copy_of(&model);
+    let mut plain = plain::Plain::copy_of(&model);
     let rows: Vec<usize> = (0..32).collect();
     let batch = digits.batch(&rows);
     let mut group = criterion.benchmark_group("cnn, batch 32, one thread");

@@ -99,6 +99,18 @@ mod tests {
     }
 
     #[test]
+    fn a_full_disk_is_named() {
+        let full = Path::new("/dev/full");
+        if full.exists() {
+            let error = write(full, b"bytes").unwrap_err().to_string();
+            assert!(
+                error.starts_with("cannot write /dev/full: No space left"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
     fn a_file_above_the_limit_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");

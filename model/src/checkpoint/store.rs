@@ -93,9 +93,14 @@ impl Store {
             let _ = fs::remove_dir_all(&temporary);
             return Err(error);
         }
-        for (_, name) in self.checkpoints()?.into_iter().skip(self.keep) {
+        // The new one stays even if older folders have higher steps (after going back to an older state).
+        let others = self
+            .checkpoints()?
+            .into_iter()
+            .map(|checkpoint| self.folder.join(checkpoint.name));
+        for old in others.filter(|other| *other != path).skip(self.keep - 1) {
             // Best effort: the new checkpoint is safe, and the next save tries again.
-            let _ = fs::remove_dir_all(self.folder.join(name));
+            let _ = fs::remove_dir_all(old);
         }
         Ok(path)
     }
@@ -106,7 +111,7 @@ impl Store {
     /// The folder cannot be read.
     pub fn newest(&self) -> Result<Newest, CheckpointError> {
         let mut skipped = Vec::new();
-        for (_, name) in self.checkpoints()? {
+        for Checkpoint { name, .. } in self.checkpoints()? {
             let path = self.folder.join(name);
             match read(&path) {
                 Ok(found) => {
@@ -132,11 +137,14 @@ impl Store {
     /// A name for `step` that is not taken: a second checkpoint of the same step (after going back to an older state)
     /// gets a number of its own, so that the first is never touched.
     fn free_name(&self, step: u64) -> Result<String, CheckpointError> {
-        let taken = self
+        let same = self
             .checkpoints()?
             .into_iter()
-            .filter(|((other, _), _)| *other == step);
-        let next = taken.map(|((_, number), _)| number + 1).max().unwrap_or(0);
+            .filter(|checkpoint| checkpoint.step == step);
+        let next = same
+            .map(|checkpoint| checkpoint.number + 1)
+            .max()
+            .unwrap_or(0);
         Ok(if next == 0 {
             format!("{PREFIX}{step:012}")
         } else {
@@ -144,12 +152,12 @@ impl Store {
         })
     }
 
-    /// Step, number and folder name of each checkpoint, newest first.
-    fn checkpoints(&self) -> Result<Vec<((u64, u64), String)>, CheckpointError> {
+    /// All checkpoints, newest first, whole or not.
+    fn checkpoints(&self) -> Result<Vec<Checkpoint>, CheckpointError> {
         let mut checkpoints: Vec<_> = self
             .names()?
             .into_iter()
-            .filter_map(|name| Some((parse(&name)?, name)))
+            .filter_map(Checkpoint::parse)
             .collect();
         checkpoints.sort();
         checkpoints.reverse();
@@ -164,12 +172,23 @@ impl Store {
     }
 }
 
-/// Step and number out of `step-000000000120` or `step-000000000120-1`.
-fn parse(name: &str) -> Option<(u64, u64)> {
-    let rest = name.strip_prefix(PREFIX)?;
-    match rest.split_once('-') {
-        None => Some((rest.parse().ok()?, 0)),
-        Some((step, number)) => Some((step.parse().ok()?, number.parse::<u32>().ok()?.into())),
+/// A folder that is named as a checkpoint.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Checkpoint {
+    step: u64,
+    /// Tells checkpoints of the same step apart.
+    number: u32,
+    name: String,
+}
+
+impl Checkpoint {
+    /// Step and number out of `step-000000000120` or `step-000000000120-1`.
+    fn parse(name: String) -> Option<Self> {
+        let (step, number) = match name.strip_prefix(PREFIX)?.split_once('-') {
+            None => (name.strip_prefix(PREFIX)?.parse().ok()?, 0),
+            Some((step, number)) => (step.parse().ok()?, number.parse().ok()?),
+        };
+        Some(Self { step, number, name })
     }
 }
 
@@ -335,6 +354,28 @@ mod tests {
         assert!(newest.skipped.is_empty());
         let names = fixture.store().names().unwrap();
         assert_eq!(names.len(), 2, "{names:?}");
+    }
+
+    #[test]
+    fn the_one_just_saved_is_never_removed() {
+        let fixture = Fixture::new();
+        let store = Store::new(fixture.folder.path(), 1).unwrap();
+        let normalisation = Normalisation {
+            mean: vec![0.5],
+            std: vec![0.5],
+        };
+        for step in [20, 3] {
+            let path = store
+                .save(
+                    &fixture.snapshot,
+                    &fixture.layout,
+                    &normalisation,
+                    &progress(step),
+                )
+                .unwrap();
+            assert!(path.exists());
+        }
+        assert_eq!(fixture.newest_step(), Some(3));
     }
 
     #[test]

@@ -28,8 +28,8 @@ impl Input {
     /// Opens a file and looks whether it is gzip (by its first bytes, not its name).
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         let read = |error| DataError::read(path, error);
-        let file = File::open(path).map_err(read)?;
-        let metadata = file.metadata().map_err(read)?;
+        // Before it is opened: opening a named pipe would wait for a writer.
+        let metadata = std::fs::metadata(path).map_err(read)?;
         if !metadata.is_file() {
             return Err(read(std::io::Error::other("not a file")));
         }
@@ -41,6 +41,7 @@ impl Input {
                 limit: MAX_DATA_BYTES,
             });
         }
+        let file = File::open(path).map_err(read)?;
         let mut reader = BufReader::with_capacity(1 << 16, file);
         let is_gzip = std::io::BufRead::fill_buf(&mut reader)
             .map_err(read)?

@@ -110,7 +110,7 @@ fn is_image(path: &Path) -> bool {
         .extension()
         .and_then(|extension| extension.to_str())
         .map(str::to_ascii_lowercase);
-    matches!(extension.as_deref(), Some("png" | "jpg" | "jpeg"))
+    matches!(extension.as_deref(), Some("png" | "jpg" | "jpeg")) && path.is_file()
 }
 
 fn open(path: &Path) -> Result<DynamicImage, DataError> {

@@ -135,9 +135,7 @@ fn combine(x_path: &Path, x: &[u8], y_path: &Path, y: &[u8]) -> Result<Raw, Data
     };
     let pixels = match header.element {
         Element::U8 => Pixels::U8(x.to_vec()),
-        Element::F32 => {
-            Pixels::F32(header.elements(x, |bytes| f32::from_le_bytes(bytes), f32::from_be_bytes))
-        }
+        Element::F32 => Pixels::F32(header.elements(x, f32::from_le_bytes, f32::from_be_bytes)),
         Element::F64 => Pixels::F32(header.elements(
             x,
             |bytes| f64::from_le_bytes(bytes) as f32,

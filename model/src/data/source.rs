@@ -292,6 +292,25 @@ mod tests {
     }
 
     #[test]
+    fn fashion_mnist_is_read_where_it_is_installed() {
+        if !Path::new(SYSTEM_FOLDER).join("fashion-mnist").is_dir() {
+            println!("skipped: no fashion-mnist in {SYSTEM_FOLDER}");
+            return;
+        }
+        let config = DataConfig {
+            source: Source::FashionMnist,
+            ..DataConfig::default()
+        };
+        let splits = load(&config, &BTreeMap::new()).unwrap();
+        assert_eq!(
+            (splits.train.len(), splits.validation.len()),
+            (60_000, 10_000)
+        );
+        assert_eq!(splits.train.labels()[..4], [9, 0, 0, 3]);
+        assert_eq!(splits.train.normalisation().std, [0.3530]);
+    }
+
+    #[test]
     fn private_data_is_found_by_name_and_normalised_the_same_everywhere() {
         let folder = idx_folder(3);
         let config = DataConfig {

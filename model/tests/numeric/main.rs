@@ -2,8 +2,11 @@
 //!
 //! One binary, since each one links libtorch.
 
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
 mod golden;
 mod gradient;
 mod learning;
+mod plain;
 mod plain_loop;
 mod resume;
