@@ -194,8 +194,14 @@ impl Agreement {
     /// The agreement on a job that this peer closed in an earlier run: it only tells latecomers.
     pub fn closed_before(mut self, reason: String, decision: Option<Decision>) -> Self {
         let holds = decision.is_some();
-        self.phase =
-            Phase::Closed(EndingState { reason, candidate: None, abstains: true, decision, holds, closed: true });
+        self.phase = Phase::Closed(EndingState {
+            reason,
+            candidate: None,
+            abstains: true,
+            decision,
+            holds,
+            closed: true,
+        });
         self
     }
 
@@ -237,7 +243,11 @@ impl Agreement {
                     self.outputs.push_back(Output::Train);
                 }
             }
-            Input::Progress { step, train_loss, contribution } => self.progress = (step, train_loss, contribution),
+            Input::Progress {
+                step,
+                train_loss,
+                contribution,
+            } => self.progress = (step, train_loss, contribution),
             Input::StopHolds(reason) => self.begin_end(now, reason),
             Input::Evaluated(candidate) => {
                 if let Phase::Ending(state) = &mut self.phase {
@@ -280,7 +290,9 @@ impl Agreement {
             Phase::Ready(holding) => (Standing::Ready(*holding), None),
             Phase::Syncing(_) => (Standing::Syncing, None),
             Phase::Training => (Standing::Training, None),
-            Phase::Ending(state) | Phase::Closing(state) | Phase::Closed(state) => (Standing::Ending, Some(state.clone())),
+            Phase::Ending(state) | Phase::Closing(state) | Phase::Closed(state) => {
+                (Standing::Ending, Some(state.clone()))
+            }
         };
         Beat {
             instance: self.instance,
@@ -296,9 +308,15 @@ impl Agreement {
 
     /// Members that train and are alive, the furthest first: who to fetch a replica from.
     pub fn donors(&self, now: Tick) -> Vec<PeerId> {
-        let trains = |peer: &PeerId| self.heard.get(peer).is_some_and(|beat| beat.standing == Standing::Training);
+        let trains = |peer: &PeerId| {
+            self.heard
+                .get(peer)
+                .is_some_and(|beat| beat.standing == Standing::Training)
+        };
         let mut donors: Vec<PeerId> = self.alive_members(now).into_iter().filter(trains).collect();
-        donors.sort_by_key(|peer| std::cmp::Reverse(self.heard.get(peer).map_or(0, |beat| beat.step)));
+        donors.sort_by_key(|peer| {
+            std::cmp::Reverse(self.heard.get(peer).map_or(0, |beat| beat.step))
+        });
         donors
     }
 
@@ -306,13 +324,22 @@ impl Agreement {
     pub fn holders(&self, now: Tick, digest: Digest) -> Vec<PeerId> {
         let alive = self.membership.alive(now);
         let states = self.heard.iter().filter(|(peer, _)| alive.contains(peer));
-        ending::holders(digest, states.filter_map(|(peer, beat)| Some((*peer, beat.ending.as_ref()?))))
+        ending::holders(
+            digest,
+            states.filter_map(|(peer, beat)| Some((*peer, beat.ending.as_ref()?))),
+        )
     }
 
     /// Who contributed what, those that are gone included.
     pub fn contributions(&self) -> BTreeMap<PeerId, Contribution> {
-        let retired = self.view.iter().flat_map(|view| view.retired.iter().copied());
-        let heard = self.heard.iter().map(|(peer, beat)| (*peer, beat.contribution));
+        let retired = self
+            .view
+            .iter()
+            .flat_map(|view| view.retired.iter().copied());
+        let heard = self
+            .heard
+            .iter()
+            .map(|(peer, beat)| (*peer, beat.contribution));
         let mut all: BTreeMap<PeerId, Contribution> = BTreeMap::new();
         for (peer, contribution) in retired.chain(heard).chain([(self.me, self.progress.2)]) {
             let known = all.entry(peer).or_default();
@@ -327,11 +354,19 @@ impl Agreement {
     /// Samples that the whole mesh has trained on, those behind the state it started from included.
     pub fn mesh_samples(&self) -> u64 {
         let started_from = self.view.as_ref().map_or(0, |view| view.origin.1.samples);
-        started_from + self.contributions().values().map(|contribution| contribution.samples).sum::<u64>()
+        started_from
+            + self
+                .contributions()
+                .values()
+                .map(|contribution| contribution.samples)
+                .sum::<u64>()
     }
 
     fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Ending(_) | Phase::Closing(_) | Phase::Closed(_))
+        matches!(
+            self.phase,
+            Phase::Ending(_) | Phase::Closing(_) | Phase::Closed(_)
+        )
     }
 
     fn set_phase(&mut self, now: Tick, phase: Phase) {
@@ -340,7 +375,9 @@ impl Agreement {
     }
 
     fn alive_members(&self, now: Tick) -> BTreeSet<PeerId> {
-        let Some(view) = &self.view else { return BTreeSet::new() };
+        let Some(view) = &self.view else {
+            return BTreeSet::new();
+        };
         // A peer that restarted or gave up is connected, but the member it was is gone.
         let is_same = |member: &&Member| {
             let beat = self.heard.get(&member.peer);
@@ -349,9 +386,14 @@ impl Agreement {
             })
         };
         let alive = |member: &&Member| {
-            member.peer == self.me || (self.membership.is_alive(now, member.peer) && is_same(member))
+            member.peer == self.me
+                || (self.membership.is_alive(now, member.peer) && is_same(member))
         };
-        view.members.iter().filter(alive).map(|member| member.peer).collect()
+        view.members
+            .iter()
+            .filter(alive)
+            .map(|member| member.peer)
+            .collect()
     }
 
     fn on_beat(&mut self, now: Tick, from: PeerId, mut beat: Beat) {
@@ -359,7 +401,11 @@ impl Agreement {
         if let Some(ending) = &mut beat.ending {
             truncate(&mut ending.reason);
         }
-        let member = self.view.as_ref().and_then(|view| view.member(from)).copied();
+        let member = self
+            .view
+            .as_ref()
+            .and_then(|view| view.member(from))
+            .copied();
         let ending = beat.ending.clone();
         let lags = match (&self.view, beat.view) {
             // Views of two lines are compared by both sides, so each tells its own.
@@ -371,7 +417,8 @@ impl Agreement {
             self.heard.insert(from, beat);
         }
         if let (true, Some(view)) = (lags, &self.view) {
-            self.outputs.push_back(Output::SendView(from, Box::new(view.clone())));
+            self.outputs
+                .push_back(Output::SendView(from, Box::new(view.clone())));
         }
         if let Some(state) = ending {
             self.on_ending(now, member.is_some(), state);
@@ -386,19 +433,33 @@ impl Agreement {
         if is_member {
             self.begin_end(now, theirs.reason.clone());
         }
-        let Phase::Ending(mine) = &mut self.phase else { return };
-        let Some(decision) = theirs.decision else { return };
-        let stands = mine.decision.map_or(decision, |known| ending::newer(known, decision));
+        let Phase::Ending(mine) = &mut self.phase else {
+            return;
+        };
+        let Some(decision) = theirs.decision else {
+            return;
+        };
+        let stands = mine
+            .decision
+            .map_or(decision, |known| ending::newer(known, decision));
         if mine.decision != Some(stands) {
             self.adopt_decision(now, stands);
         }
     }
 
     fn adopt_decision(&mut self, now: Tick, decision: Decision) {
-        let Phase::Ending(mine) = &mut self.phase else { return };
+        let Phase::Ending(mine) = &mut self.phase else {
+            return;
+        };
         let digest = decision.candidate.digest;
-        let held = mine.holds && mine.decision.is_some_and(|known| known.candidate.digest == digest);
-        mine.holds = held || mine.candidate.is_some_and(|candidate| candidate.digest == digest);
+        let held = mine.holds
+            && mine
+                .decision
+                .is_some_and(|known| known.candidate.digest == digest);
+        mine.holds = held
+            || mine
+                .candidate
+                .is_some_and(|candidate| candidate.digest == digest);
         mine.decision = Some(decision);
         if !mine.holds {
             self.outputs.push_back(Output::Fetch(decision));
@@ -413,8 +474,13 @@ impl Agreement {
         };
         let holds = |digest| {
             mine.as_ref().is_some_and(|state| {
-                state.candidate.is_some_and(|candidate| candidate.digest == digest)
-                    || (state.holds && state.decision.is_some_and(|decision| decision.candidate.digest == digest))
+                state
+                    .candidate
+                    .is_some_and(|candidate| candidate.digest == digest)
+                    || (state.holds
+                        && state
+                            .decision
+                            .is_some_and(|decision| decision.candidate.digest == digest))
             })
         };
         match theirs.decision {
@@ -422,10 +488,19 @@ impl Agreement {
                 let known = mine.is_some_and(|state| state.decision == Some(decision));
                 if !(known && matches!(self.phase, Phase::Closing(_))) {
                     if !self.is_over() {
-                        self.outputs.push_back(Output::End { reason: theirs.reason.clone(), abstain: true });
+                        self.outputs.push_back(Output::End {
+                            reason: theirs.reason.clone(),
+                            abstain: true,
+                        });
                     }
                     self.outputs.push_back(Output::Fetch(decision));
-                    let state = EndingState { candidate: None, abstains: true, holds: false, closed: false, ..theirs };
+                    let state = EndingState {
+                        candidate: None,
+                        abstains: true,
+                        holds: false,
+                        closed: false,
+                        ..theirs
+                    };
                     self.set_phase(now, Phase::Closing(state));
                 }
             }
@@ -435,11 +510,19 @@ impl Agreement {
 
     fn on_fetched(&mut self, now: Tick, digest: Digest) {
         match &mut self.phase {
-            Phase::Ending(state) if state.decision.is_some_and(|decision| decision.candidate.digest == digest) => {
+            Phase::Ending(state)
+                if state
+                    .decision
+                    .is_some_and(|decision| decision.candidate.digest == digest) =>
+            {
                 state.holds = true;
                 self.next_beat = now;
             }
-            Phase::Closing(state) if state.decision.is_some_and(|decision| decision.candidate.digest == digest) => {
+            Phase::Closing(state)
+                if state
+                    .decision
+                    .is_some_and(|decision| decision.candidate.digest == digest) =>
+            {
                 let (reason, decision) = (state.reason.clone(), state.decision);
                 self.close(now, reason, decision);
             }
@@ -448,8 +531,14 @@ impl Agreement {
     }
 
     fn close(&mut self, now: Tick, reason: String, decision: Option<Decision>) {
-        let state =
-            EndingState { reason, candidate: None, abstains: true, decision, holds: decision.is_some(), closed: true };
+        let state = EndingState {
+            reason,
+            candidate: None,
+            abstains: true,
+            decision,
+            holds: decision.is_some(),
+            closed: true,
+        };
         self.set_phase(now, Phase::Closed(state));
         self.outputs.push_back(Output::Closed(decision));
     }
@@ -460,19 +549,33 @@ impl Agreement {
             Phase::Training => false,
             Phase::Syncing(_) => true,
             // Nothing was trained and no view exists: there is nobody to agree with and nothing to keep.
-            Phase::Preparing | Phase::Unable(_) | Phase::Ready(_) => return self.close_before_start(now, reason),
+            Phase::Preparing | Phase::Unable(_) | Phase::Ready(_) => {
+                return self.close_before_start(now, reason);
+            }
             Phase::Ending(_) | Phase::Closing(_) | Phase::Closed(_) => return,
         };
-        self.outputs.push_back(Output::End { reason: reason.clone(), abstain });
-        let state =
-            EndingState { reason, candidate: None, abstains: abstain, decision: None, holds: false, closed: false };
+        self.outputs.push_back(Output::End {
+            reason: reason.clone(),
+            abstain,
+        });
+        let state = EndingState {
+            reason,
+            candidate: None,
+            abstains: abstain,
+            decision: None,
+            holds: false,
+            closed: false,
+        };
         self.set_phase(now, Phase::Ending(state));
     }
 
     fn close_before_start(&mut self, now: Tick, reason: String) {
         let anybody_trains = self.heard.values().any(|beat| beat.view.is_some());
         if self.view.is_none() && !anybody_trains {
-            self.outputs.push_back(Output::End { reason: reason.clone(), abstain: true });
+            self.outputs.push_back(Output::End {
+                reason: reason.clone(),
+                abstain: true,
+            });
             self.close(now, reason, None);
         }
     }
@@ -481,7 +584,10 @@ impl Agreement {
         if self.is_over() && !matches!(self.phase, Phase::Ending(_)) {
             return;
         }
-        let mine = view.member(self.me).filter(|member| member.instance == self.instance).copied();
+        let mine = view
+            .member(self.me)
+            .filter(|member| member.instance == self.instance)
+            .copied();
         match (&self.view, mine) {
             (None, Some(_)) if matches!(self.phase, Phase::Ready(_)) => self.adopt(now, view),
             (Some(held), _) if held.stamp == view.stamp || !view.wins_over(held) => {}
@@ -499,7 +605,11 @@ impl Agreement {
         if self.is_over() {
             return;
         }
-        let lost_samples = if lost_side { self.progress.2.samples } else { 0 };
+        let lost_samples = if lost_side {
+            self.progress.2.samples
+        } else {
+            0
+        };
         self.view = None;
         self.agreed = false;
         self.outputs.push_back(Output::Pause { lost_samples });
@@ -512,17 +622,27 @@ impl Agreement {
         let mut name = self.me.0.to_vec();
         name.extend(self.instance.to_le_bytes());
         name.extend(self.progress.0.to_le_bytes());
-        Holding { samples: self.mesh_samples(), step: self.progress.0, digest: Digest::of(&name) }
+        Holding {
+            samples: self.mesh_samples(),
+            step: self.progress.0,
+            digest: Digest::of(&name),
+        }
     }
 
     fn adopt(&mut self, now: Tick, view: View) {
-        let Some(mine) = view.member(self.me).copied() else { return };
+        let Some(mine) = view.member(self.me).copied() else {
+            return;
+        };
         let continues = self.view.as_ref().is_some_and(|held| {
-            view.descends_from(held.stamp) && held.member(self.me).is_some_and(|before| before.since == mine.since)
+            view.descends_from(held.stamp)
+                && held
+                    .member(self.me)
+                    .is_some_and(|before| before.since == mine.since)
         });
         let origin = view.origin;
         let number = view.stamp.number;
-        self.outputs.push_back(Output::Adopted(Box::new(view.clone())));
+        self.outputs
+            .push_back(Output::Adopted(Box::new(view.clone())));
         self.view = Some(view);
         self.adopted_at = now;
         self.agreed = false;
@@ -531,7 +651,9 @@ impl Agreement {
             return;
         }
         match self.phase.clone() {
-            Phase::Ready(holds) if number == 1 && (holds.digest == origin.1.digest || origin.0 == self.me) => {
+            Phase::Ready(holds)
+                if number == 1 && (holds.digest == origin.1.digest || origin.0 == self.me) =>
+            {
                 self.set_phase(now, Phase::Training);
                 self.outputs.push_back(Output::Train);
             }
@@ -541,7 +663,9 @@ impl Agreement {
                     _ => self.unique_holding(),
                 };
                 self.set_phase(now, Phase::Syncing(holds));
-                self.outputs.push_back(Output::Sync { from_step: mine.from_step });
+                self.outputs.push_back(Output::Sync {
+                    from_step: mine.from_step,
+                });
             }
         }
     }
@@ -556,16 +680,24 @@ impl Agreement {
         let steward = alive.first() == Some(&self.me);
         if !self.agreed {
             let holds = |peer: &PeerId| {
-                *peer == self.me || self.heard.get(peer).is_some_and(|beat| beat.view == Some(view.stamp))
+                *peer == self.me
+                    || self
+                        .heard
+                        .get(peer)
+                        .is_some_and(|beat| beat.view == Some(view.stamp))
             };
             if alive.len() == view.members.len() && alive.iter().all(holds) {
                 self.agreed = true;
                 self.outputs.push_back(Output::Agreed);
             }
         }
-        if matches!(self.phase, Phase::Syncing(_)) && now.since(self.adopted_at) > self.config.membership.silence_min {
+        if matches!(self.phase, Phase::Syncing(_))
+            && now.since(self.adopted_at) > self.config.membership.silence_min
+        {
             let anybody_trains = |peer: &PeerId| {
-                self.heard.get(peer).is_some_and(|beat| matches!(beat.standing, Standing::Training | Standing::Ending))
+                self.heard.get(peer).is_some_and(|beat| {
+                    matches!(beat.standing, Standing::Training | Standing::Ending)
+                })
             };
             if !alive.iter().any(anybody_trains) {
                 // Whoever held the state is gone: start anew from the best that is left.
@@ -583,15 +715,24 @@ impl Agreement {
     }
 
     fn decide_first_view(&mut self, now: Tick) {
-        let Phase::Ready(mine) = self.phase else { return };
+        let Phase::Ready(mine) = self.phase else {
+            return;
+        };
         let alive = self.membership.alive(now);
         let others = || self.heard.iter().filter(|(peer, _)| alive.contains(peer));
         if others().any(|(_, beat)| beat.view.is_some()) {
             self.enough_since = None;
             return;
         }
-        let mut joiners: Vec<Joiner> = others().filter_map(|(peer, beat)| ready(*peer, beat)).collect();
-        joiners.push(Joiner { peer: self.me, instance: self.instance, batch: self.config.batch, holds: mine });
+        let mut joiners: Vec<Joiner> = others()
+            .filter_map(|(peer, beat)| ready(*peer, beat))
+            .collect();
+        joiners.push(Joiner {
+            peer: self.me,
+            instance: self.instance,
+            batch: self.config.batch,
+            holds: mine,
+        });
         let set: BTreeSet<PeerId> = joiners.iter().map(|joiner| joiner.peer).collect();
         if set != self.ready_set.0 {
             self.ready_set = (set, now);
@@ -618,15 +759,24 @@ impl Agreement {
         let mut joiners = Vec::new();
         for member in &view.members {
             if !alive.contains(&member.peer) {
-                let work = self.heard.get(&member.peer).map_or(Contribution::default(), |beat| beat.contribution);
+                let work = self
+                    .heard
+                    .get(&member.peer)
+                    .map_or(Contribution::default(), |beat| beat.contribution);
                 gone.insert(member.peer, work);
             }
         }
         // An end that has begun is for those who trained: whoever comes now is given the finished model.
         if !self.is_over() {
             let recent = now.since(self.adopted_at) < self.config.membership.silence_min;
-            for (peer, beat) in self.heard.iter().filter(|(peer, _)| self.membership.is_alive(now, **peer)) {
-                let same = view.member(*peer).is_some_and(|member| member.instance == beat.instance);
+            for (peer, beat) in self
+                .heard
+                .iter()
+                .filter(|(peer, _)| self.membership.is_alive(now, **peer))
+            {
+                let same = view
+                    .member(*peer)
+                    .is_some_and(|member| member.instance == beat.instance);
                 // A member that has not heard of its admission yet still says that it is ready.
                 if !(same && (recent || beat.view == Some(view.stamp))) {
                     joiners.extend(ready(*peer, beat));
@@ -637,9 +787,15 @@ impl Agreement {
             let next = view.successor(self.me, &gone, &joiners, self.admission_step());
             return self.propose(now, next);
         }
-        let Phase::Ending(mine) = &self.phase else { return };
+        let Phase::Ending(mine) = &self.phase else {
+            return;
+        };
         let of = |peer: &PeerId| {
-            let state = if *peer == self.me { Some(mine) } else { self.heard.get(peer)?.ending.as_ref() };
+            let state = if *peer == self.me {
+                Some(mine)
+            } else {
+                self.heard.get(peer)?.ending.as_ref()
+            };
             state.cloned()
         };
         let states = alive.iter().map(|peer| (*peer, of(peer))).collect();
@@ -659,9 +815,16 @@ impl Agreement {
 
     fn propose(&mut self, now: Tick, view: View) {
         let mut to: BTreeSet<PeerId> = view.members.iter().map(|member| member.peer).collect();
-        to.extend(self.view.iter().flat_map(|held| held.members.iter().map(|member| member.peer)));
+        to.extend(
+            self.view
+                .iter()
+                .flat_map(|held| held.members.iter().map(|member| member.peer)),
+        );
         to.remove(&self.me);
-        self.outputs.extend(to.into_iter().map(|peer| Output::SendView(peer, Box::new(view.clone()))));
+        self.outputs.extend(
+            to.into_iter()
+                .map(|peer| Output::SendView(peer, Box::new(view.clone()))),
+        );
         self.adopt(now, view);
     }
 
@@ -673,10 +836,16 @@ impl Agreement {
         // When the job is over only those that do not know it yet are told.
         let over = matches!(self.phase, Phase::Closed(_));
         let knows = |peer: &PeerId| {
-            self.heard.get(peer).is_none_or(|beat| beat.ending.as_ref().is_some_and(|ending| ending.closed))
+            self.heard
+                .get(peer)
+                .is_none_or(|beat| beat.ending.as_ref().is_some_and(|ending| ending.closed))
         };
-        let peers = self.membership.connected_peers().filter(|peer| !(over && self.told_end && knows(peer)));
-        self.outputs.extend(peers.map(|peer| Output::SendBeat(peer, Box::new(beat.clone()))));
+        let peers = self
+            .membership
+            .connected_peers()
+            .filter(|peer| !(over && self.told_end && knows(peer)));
+        self.outputs
+            .extend(peers.map(|peer| Output::SendBeat(peer, Box::new(beat.clone()))));
         self.told_end = over;
         self.steps_per_beat = self.progress.0.saturating_sub(self.step_at_beat);
         self.step_at_beat = self.progress.0;
@@ -686,14 +855,22 @@ impl Agreement {
 
 fn ready(peer: PeerId, beat: &Beat) -> Option<Joiner> {
     match beat.standing {
-        Standing::Ready(holds) => Some(Joiner { peer, instance: beat.instance, batch: beat.batch, holds }),
+        Standing::Ready(holds) => Some(Joiner {
+            peer,
+            instance: beat.instance,
+            batch: beat.batch,
+            holds,
+        }),
         _ => None,
     }
 }
 
 fn truncate(reason: &mut String) {
     if reason.len() > MAX_REASON {
-        let cut = (0..=MAX_REASON).rev().find(|at| reason.is_char_boundary(*at)).unwrap_or(0);
+        let cut = (0..=MAX_REASON)
+            .rev()
+            .find(|at| reason.is_char_boundary(*at))
+            .unwrap_or(0);
         reason.truncate(cut);
     }
 }

@@ -30,22 +30,35 @@ pub fn steward_move(me: PeerId, members: &BTreeMap<PeerId, Option<EndingState>>)
     let mut states = BTreeMap::new();
     for (peer, state) in members {
         match state {
-            Some(state) if state.candidate.is_some() || state.abstains || state.closed => states.insert(*peer, state),
+            Some(state) if state.candidate.is_some() || state.abstains || state.closed => {
+                states.insert(*peer, state)
+            }
             _ => return Move::Wait,
         };
     }
-    let known = states.values().filter_map(|state| state.decision).reduce(newer);
+    let known = states
+        .values()
+        .filter_map(|state| state.decision)
+        .reduce(newer);
     if let Some(decision) = known {
-        let holds = |state: &&EndingState| state.holds && state.decision.is_some_and(|d| same_weights(&d, &decision));
+        let holds = |state: &&EndingState| {
+            state.holds && state.decision.is_some_and(|d| same_weights(&d, &decision))
+        };
         if states.values().all(|state| holds(&state)) {
             return Move::Close;
         }
-        let offers = |state: &EndingState| state.candidate.is_some_and(|c| c.digest == decision.candidate.digest);
+        let offers = |state: &EndingState| {
+            state
+                .candidate
+                .is_some_and(|c| c.digest == decision.candidate.digest)
+        };
         if states.values().any(|state| holds(&state) || offers(state)) {
             return Move::Decide(decision);
         }
     }
-    let offered = states.iter().filter_map(|(peer, state)| state.candidate.map(|candidate| (*peer, candidate)));
+    let offered = states
+        .iter()
+        .filter_map(|(peer, state)| state.candidate.map(|candidate| (*peer, candidate)));
     // Ascending by peer and replaced only by a better one: on equal rank the lowest peer wins.
     let best = offered.fold(None, |best: Option<(PeerId, Candidate)>, next| match best {
         Some((_, held)) if held.rank() >= next.1.rank() => best,
@@ -54,7 +67,12 @@ pub fn steward_move(me: PeerId, members: &BTreeMap<PeerId, Option<EndingState>>)
     match best {
         Some((winner, candidate)) => {
             let round = known.map_or(1, |decision| decision.round + 1);
-            Move::Decide(Decision { round, steward: me, winner, candidate })
+            Move::Decide(Decision {
+                round,
+                steward: me,
+                winner,
+                candidate,
+            })
         }
         None => Move::CloseEmpty,
     }
@@ -71,12 +89,23 @@ fn same_weights(a: &Decision, b: &Decision) -> bool {
 }
 
 /// Peers that can serve the weights named `digest`: those that hold the decision's weights or offered them.
-pub fn holders<'a>(digest: Digest, states: impl Iterator<Item = (PeerId, &'a EndingState)>) -> Vec<PeerId> {
+pub fn holders<'a>(
+    digest: Digest,
+    states: impl Iterator<Item = (PeerId, &'a EndingState)>,
+) -> Vec<PeerId> {
     let serves = |state: &EndingState| {
-        state.candidate.is_some_and(|candidate| candidate.digest == digest)
-            || (state.holds && state.decision.is_some_and(|decision| decision.candidate.digest == digest))
+        state
+            .candidate
+            .is_some_and(|candidate| candidate.digest == digest)
+            || (state.holds
+                && state
+                    .decision
+                    .is_some_and(|decision| decision.candidate.digest == digest))
     };
-    states.filter(|(_, state)| serves(state)).map(|(peer, _)| peer).collect()
+    states
+        .filter(|(_, state)| serves(state))
+        .map(|(peer, _)| peer)
+        .collect()
 }
 
 #[cfg(test)]
@@ -88,7 +117,12 @@ mod tests {
     }
 
     fn offers(accuracy: f32, digest: u8) -> EndingState {
-        let candidate = Candidate { accuracy, loss: 1.0, digest: Digest([digest; 32]), step: 9 };
+        let candidate = Candidate {
+            accuracy,
+            loss: 1.0,
+            digest: Digest([digest; 32]),
+            step: 9,
+        };
         EndingState {
             reason: "test".into(),
             candidate: Some(candidate),
@@ -107,20 +141,36 @@ mod tests {
 
     fn decision(round: u64, steward: u8, winner: u8, digest: u8) -> Decision {
         let candidate = offers(0.9, digest).candidate.unwrap();
-        Decision { round, steward: peer(steward), winner: peer(winner), candidate }
+        Decision {
+            round,
+            steward: peer(steward),
+            winner: peer(winner),
+            candidate,
+        }
     }
 
     #[test]
     fn the_best_candidate_wins_and_ties_go_to_the_lowest_peer() {
-        let members = [(peer(1), Some(offers(0.5, 1))), (peer(2), Some(offers(0.7, 2))), (peer(3), Some(offers(0.7, 3)))];
-        let Move::Decide(decision) = steward_move(peer(1), &members.into()) else { panic!("must decide") };
+        let members = [
+            (peer(1), Some(offers(0.5, 1))),
+            (peer(2), Some(offers(0.7, 2))),
+            (peer(3), Some(offers(0.7, 3))),
+        ];
+        let Move::Decide(decision) = steward_move(peer(1), &members.into()) else {
+            panic!("must decide")
+        };
         assert_eq!((decision.round, decision.winner), (1, peer(2)));
     }
 
     #[test]
     fn a_candidate_that_is_not_finite_never_wins() {
-        let members = [(peer(1), Some(offers(f32::NAN, 1))), (peer(2), Some(offers(0.1, 2)))];
-        let Move::Decide(decision) = steward_move(peer(1), &members.into()) else { panic!("must decide") };
+        let members = [
+            (peer(1), Some(offers(f32::NAN, 1))),
+            (peer(2), Some(offers(0.1, 2))),
+        ];
+        let Move::Decide(decision) = steward_move(peer(1), &members.into()) else {
+            panic!("must decide")
+        };
         assert_eq!(decision.winner, peer(2));
     }
 
@@ -129,24 +179,38 @@ mod tests {
         let silent = BTreeMap::from([(peer(1), Some(offers(0.5, 1))), (peer(2), None)]);
         assert_eq!(steward_move(peer(1), &silent), Move::Wait);
         let d = decision(1, 1, 1, 1);
-        let one_lacks = [(peer(1), Some(decided(offers(0.5, 1), d, true))), (peer(2), Some(decided(offers(0.4, 2), d, false)))];
+        let one_lacks = [
+            (peer(1), Some(decided(offers(0.5, 1), d, true))),
+            (peer(2), Some(decided(offers(0.4, 2), d, false))),
+        ];
         assert_eq!(steward_move(peer(1), &one_lacks.into()), Move::Decide(d));
-        let all = [(peer(1), Some(decided(offers(0.5, 1), d, true))), (peer(2), Some(decided(offers(0.4, 2), d, true)))];
+        let all = [
+            (peer(1), Some(decided(offers(0.5, 1), d, true))),
+            (peer(2), Some(decided(offers(0.4, 2), d, true))),
+        ];
         assert_eq!(steward_move(peer(1), &all.into()), Move::Close);
     }
 
     #[test]
     fn a_new_steward_repeats_a_decision_that_somebody_holds() {
         let d = decision(1, 1, 1, 7);
-        let members = [(peer(2), Some(offers(0.99, 2))), (peer(3), Some(decided(offers(0.1, 3), d, true)))];
+        let members = [
+            (peer(2), Some(offers(0.99, 2))),
+            (peer(3), Some(decided(offers(0.1, 3), d, true))),
+        ];
         assert_eq!(steward_move(peer(2), &members.into()), Move::Decide(d));
     }
 
     #[test]
     fn a_decision_whose_weights_died_is_replaced_in_a_higher_round() {
         let lost = decision(1, 1, 1, 7);
-        let members = [(peer(2), Some(offers(0.6, 2))), (peer(3), Some(decided(offers(0.1, 3), lost, false)))];
-        let Move::Decide(next) = steward_move(peer(2), &members.into()) else { panic!("must decide") };
+        let members = [
+            (peer(2), Some(offers(0.6, 2))),
+            (peer(3), Some(decided(offers(0.1, 3), lost, false))),
+        ];
+        let Move::Decide(next) = steward_move(peer(2), &members.into()) else {
+            panic!("must decide")
+        };
         assert_eq!((next.round, next.winner), (2, peer(2)));
         assert_eq!(newer(lost, next), next);
     }
@@ -156,6 +220,9 @@ mod tests {
         let mut state = offers(0.0, 0);
         state.candidate = None;
         state.abstains = true;
-        assert_eq!(steward_move(peer(1), &[(peer(1), Some(state))].into()), Move::CloseEmpty);
+        assert_eq!(
+            steward_move(peer(1), &[(peer(1), Some(state))].into()),
+            Move::CloseEmpty
+        );
     }
 }

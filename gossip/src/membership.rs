@@ -54,13 +54,23 @@ pub struct Membership {
 impl Membership {
     /// Watches nobody yet.
     pub fn new(config: Config) -> Self {
-        Self { config, watched: BTreeMap::new(), last_tick: None }
+        Self {
+            config,
+            watched: BTreeMap::new(),
+            last_tick: None,
+        }
     }
 
     /// A connection to `peer` opened: it counts as heard now.
     pub fn connected(&mut self, now: Tick, peer: PeerId) {
         if self.watched.len() < MAX_PEERS {
-            self.watched.entry(peer).or_insert(Watch { last_heard: now, gap: Duration::ZERO }).last_heard = now;
+            self.watched
+                .entry(peer)
+                .or_insert(Watch {
+                    last_heard: now,
+                    gap: Duration::ZERO,
+                })
+                .last_heard = now;
         }
     }
 
@@ -81,7 +91,9 @@ impl Membership {
     /// Time passed. Returns true when the own clock jumped by more than half the silence bound, in which case all
     /// peers get a fresh start.
     pub fn tick(&mut self, now: Tick) -> bool {
-        let jumped = self.last_tick.is_some_and(|last| now.since(last) > self.config.silence_min / 2);
+        let jumped = self
+            .last_tick
+            .is_some_and(|last| now.since(last) > self.config.silence_min / 2);
         if jumped {
             for watch in self.watched.values_mut() {
                 watch.last_heard = now;
@@ -93,12 +105,18 @@ impl Membership {
 
     /// Whether `peer` is connected and was heard recently enough.
     pub fn is_alive(&self, now: Tick, peer: PeerId) -> bool {
-        self.watched.get(&peer).is_some_and(|watch| now.since(watch.last_heard) <= self.patience(watch))
+        self.watched
+            .get(&peer)
+            .is_some_and(|watch| now.since(watch.last_heard) <= self.patience(watch))
     }
 
     /// All peers alive now, ascending.
     pub fn alive(&self, now: Tick) -> BTreeSet<PeerId> {
-        self.watched.keys().copied().filter(|peer| self.is_alive(now, *peer)).collect()
+        self.watched
+            .keys()
+            .copied()
+            .filter(|peer| self.is_alive(now, *peer))
+            .collect()
     }
 
     /// All peers with a connection, alive or silent.
@@ -146,7 +164,10 @@ mod tests {
         let mut membership = Membership::new(Config::default());
         membership.connected(at(0.0), A);
         membership.heard(at(2.5), A);
-        assert!(membership.is_alive(at(9.0), A), "three times the longest gap");
+        assert!(
+            membership.is_alive(at(9.0), A),
+            "three times the longest gap"
+        );
         membership.heard(at(10.0), A);
         assert!(!membership.is_alive(at(20.5), A), "never beyond the bound");
     }

@@ -52,7 +52,13 @@ impl Manifest {
     /// Describes `bytes`.
     pub fn of(bytes: &[u8], step: u64, samples: u64) -> Self {
         let chunks: Vec<Digest> = bytes.chunks(CHUNK_BYTES).map(Digest::of).collect();
-        Self { blob: blob_digest(&chunks), bytes: bytes.len() as u64, chunks, step, samples }
+        Self {
+            blob: blob_digest(&chunks),
+            bytes: bytes.len() as u64,
+            chunks,
+            step,
+            samples,
+        }
     }
 
     /// The byte range of a chunk, `None` beyond the last.
@@ -99,7 +105,12 @@ impl Fetch {
             return refuse("its name does not match its chunks");
         }
         let n_missing = manifest.chunks.len();
-        Ok(Self { bytes: vec![0; bytes as usize], have: vec![false; n_missing], n_missing, manifest })
+        Ok(Self {
+            bytes: vec![0; bytes as usize],
+            have: vec![false; n_missing],
+            n_missing,
+            manifest,
+        })
     }
 
     /// What is being fetched.
@@ -158,7 +169,9 @@ mod tests {
             let mut order = fetch.missing(usize::MAX);
             order.reverse();
             for index in order.iter().chain(&order) {
-                fetch.chunk(*index, &bytes[manifest.range(*index).unwrap()]).unwrap();
+                fetch
+                    .chunk(*index, &bytes[manifest.range(*index).unwrap()])
+                    .unwrap();
             }
             assert!(fetch.is_complete());
             assert_eq!(fetch.into_bytes(), Some(bytes));
@@ -169,7 +182,10 @@ mod tests {
     fn a_wrong_chunk_is_refused_and_stays_missing() {
         let bytes = blob(CHUNK_BYTES + 5);
         let mut fetch = Fetch::new(Manifest::of(&bytes, 0, 0), 1 << 20).unwrap();
-        assert_eq!(fetch.chunk(1, b"wrong"), Err(TransferError::Chunk { index: 1 }));
+        assert_eq!(
+            fetch.chunk(1, b"wrong"),
+            Err(TransferError::Chunk { index: 1 })
+        );
         assert_eq!(fetch.chunk(7, b""), Err(TransferError::Chunk { index: 7 }));
         assert_eq!(fetch.missing(9), [0, 1]);
         assert_eq!(fetch.into_bytes(), None);

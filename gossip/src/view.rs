@@ -121,10 +121,18 @@ impl View {
     /// [`ViewError`]: the view is not adopted.
     pub fn validate(&self) -> Result<(), ViewError> {
         let number = self.stamp.number;
-        if self.members.len() > MAX_MEMBERS || self.ancestry.len() > MAX_ANCESTRY || self.retired.len() > MAX_MEMBERS {
+        if self.members.len() > MAX_MEMBERS
+            || self.ancestry.len() > MAX_ANCESTRY
+            || self.retired.len() > MAX_MEMBERS
+        {
             return Err(ViewError::TooLong { number });
         }
-        if self.members.is_empty() || self.members.windows(2).any(|pair| pair[0].peer >= pair[1].peer) {
+        if self.members.is_empty()
+            || self
+                .members
+                .windows(2)
+                .any(|pair| pair[0].peer >= pair[1].peer)
+        {
             return Err(ViewError::Unordered { number });
         }
         let inconsistent = |what| Err(ViewError::Inconsistent { number, what });
@@ -134,10 +142,18 @@ impl View {
         if !self.contains(self.stamp.steward) {
             return inconsistent("its steward is no member");
         }
-        if self.members.iter().any(|member| member.since > number || member.batch == 0) {
+        if self
+            .members
+            .iter()
+            .any(|member| member.since > number || member.batch == 0)
+        {
             return inconsistent("a member's admission or batch");
         }
-        if self.ancestry.iter().any(|ancestor| ancestor.number >= number) {
+        if self
+            .ancestry
+            .iter()
+            .any(|ancestor| ancestor.number >= number)
+        {
             return inconsistent("its ancestry");
         }
         Ok(())
@@ -145,7 +161,10 @@ impl View {
 
     /// The member entry of `peer`.
     pub fn member(&self, peer: PeerId) -> Option<&Member> {
-        self.members.binary_search_by_key(&peer, |member| member.peer).ok().map(|index| &self.members[index])
+        self.members
+            .binary_search_by_key(&peer, |member| member.peer)
+            .ok()
+            .map(|index| &self.members[index])
     }
 
     /// Whether `peer` is a member.
@@ -156,12 +175,16 @@ impl View {
     /// Whether a message from `from`, sent in the view numbered `sent_in`, may be applied: the sender is a member and
     /// was already admitted then (fencing).
     pub fn admits(&self, from: PeerId, sent_in: u64) -> bool {
-        self.member(from).is_some_and(|member| sent_in >= member.since)
+        self.member(from)
+            .is_some_and(|member| sent_in >= member.since)
     }
 
     /// Samples behind one step of all members together.
     pub fn global_batch(&self) -> u64 {
-        self.members.iter().map(|member| u64::from(member.batch)).sum()
+        self.members
+            .iter()
+            .map(|member| u64::from(member.batch))
+            .sum()
     }
 
     /// Whether `self` descends from the view named `stamp`.
@@ -178,7 +201,13 @@ impl View {
         if other.descends_from(self.stamp) || self.stamp == other.stamp {
             return false;
         }
-        let rank = |view: &View| (view.members.len(), view.stamp.number, Reverse(view.stamp.steward));
+        let rank = |view: &View| {
+            (
+                view.members.len(),
+                view.stamp.number,
+                Reverse(view.stamp.steward),
+            )
+        };
         rank(self) > rank(other)
     }
 
@@ -199,16 +228,29 @@ impl View {
             retire(&mut retired, *peer, *contribution);
         }
         let stays = |member: &&Member| {
-            !gone.contains_key(&member.peer) && !joiners.iter().any(|joiner| joiner.peer == member.peer)
+            !gone.contains_key(&member.peer)
+                && !joiners.iter().any(|joiner| joiner.peer == member.peer)
         };
         let kept: Vec<Member> = self.members.iter().filter(stays).copied().collect();
         let members = admit(kept, joiners, number, from_step);
-        View { stamp: Stamp { number, steward }, members, origin: self.origin, ancestry, retired }
+        View {
+            stamp: Stamp { number, steward },
+            members,
+            origin: self.origin,
+            ancestry,
+            retired,
+        }
     }
 
     /// The first view of a job: `joiners` start together from the newest state that any of them holds.
     pub fn first(steward: PeerId, joiners: &[Joiner]) -> Option<View> {
-        let newest = joiners.iter().max_by_key(|joiner| (joiner.holds.samples, joiner.holds.step, Reverse(joiner.peer)))?;
+        let newest = joiners.iter().max_by_key(|joiner| {
+            (
+                joiner.holds.samples,
+                joiner.holds.step,
+                Reverse(joiner.peer),
+            )
+        })?;
         Some(View {
             stamp: Stamp { number: 1, steward },
             members: admit(Vec::new(), joiners, 1, newest.holds.step),
@@ -233,7 +275,10 @@ pub struct Joiner {
 }
 
 fn admit(mut members: Vec<Member>, joiners: &[Joiner], since: u64, from_step: u64) -> Vec<Member> {
-    for joiner in joiners.iter().take(MAX_MEMBERS.saturating_sub(members.len())) {
+    for joiner in joiners
+        .iter()
+        .take(MAX_MEMBERS.saturating_sub(members.len()))
+    {
         let taken = |slot: &u32| members.iter().any(|member| member.slot == *slot);
         let slot = (0..).find(|slot| !taken(slot)).unwrap_or(0);
         members.push(Member {
@@ -268,8 +313,17 @@ mod tests {
     use super::*;
 
     pub(crate) fn joiner(id: u8, samples: u64) -> Joiner {
-        let holds = Holding { samples, step: samples / 32, digest: Digest([samples as u8; 32]) };
-        Joiner { peer: PeerId([id; 32]), instance: u64::from(id), batch: 32, holds }
+        let holds = Holding {
+            samples,
+            step: samples / 32,
+            digest: Digest([samples as u8; 32]),
+        };
+        Joiner {
+            peer: PeerId([id; 32]),
+            instance: u64::from(id),
+            batch: 32,
+            holds,
+        }
     }
 
     fn peer(id: u8) -> PeerId {
@@ -284,7 +338,10 @@ mod tests {
     fn the_first_view_starts_from_the_newest_state() {
         let view = first();
         assert_eq!(view.origin.0, peer(2));
-        assert_eq!(view.members.iter().map(|m| m.peer).collect::<Vec<_>>(), [peer(1), peer(2), peer(3)]);
+        assert_eq!(
+            view.members.iter().map(|m| m.peer).collect::<Vec<_>>(),
+            [peer(1), peer(2), peer(3)]
+        );
         assert_eq!(view.global_batch(), 96);
         assert_eq!(view.validate(), Ok(()));
         let mut slots: Vec<_> = view.members.iter().map(|m| m.slot).collect();
@@ -296,7 +353,11 @@ mod tests {
     fn a_successor_drops_the_gone_and_gives_their_slot_away() {
         let view = first();
         let freed = view.member(peer(3)).unwrap().slot;
-        let work = Contribution { steps: 5, samples: 160, ..Default::default() };
+        let work = Contribution {
+            steps: 5,
+            samples: 160,
+            ..Default::default()
+        };
         let next = view.successor(peer(1), &[(peer(3), work)].into(), &[joiner(9, 0)], 7);
         assert_eq!(next.validate(), Ok(()));
         assert_eq!(next.member(peer(9)).unwrap().slot, freed);
@@ -309,9 +370,15 @@ mod tests {
     #[test]
     fn what_is_older_than_the_senders_admission_is_fenced() {
         let next = first().successor(peer(1), &BTreeMap::new(), &[joiner(2, 0)], 7);
-        assert!(!next.admits(peer(2), 1), "the same peer before it was admitted anew");
+        assert!(
+            !next.admits(peer(2), 1),
+            "the same peer before it was admitted anew"
+        );
         assert!(next.admits(peer(2), 2));
-        assert!(next.admits(peer(1), 1), "members that stayed need no new stamp");
+        assert!(
+            next.admits(peer(1), 1),
+            "members that stayed need no new stamp"
+        );
         assert!(!next.admits(peer(7), 2), "no member");
     }
 
@@ -320,9 +387,21 @@ mod tests {
         let view = first();
         let gone = |id| BTreeMap::from([(peer(id), Contribution::default())]);
         let left = view.successor(peer(1), &gone(3), &[], 0);
-        let right = view.successor(peer(3), &[(peer(1), Contribution::default()), (peer(2), Contribution::default())].into(), &[], 0);
+        let right = view.successor(
+            peer(3),
+            &[
+                (peer(1), Contribution::default()),
+                (peer(2), Contribution::default()),
+            ]
+            .into(),
+            &[],
+            0,
+        );
         let right = right.successor(peer(3), &BTreeMap::new(), &[], 0);
-        assert!(left.wins_over(&right), "two members before one, though its number is higher");
+        assert!(
+            left.wins_over(&right),
+            "two members before one, though its number is higher"
+        );
         assert!(!right.wins_over(&left));
         assert!(!left.wins_over(&left));
     }
@@ -334,7 +413,10 @@ mod tests {
         assert_eq!(view.validate(), Err(ViewError::Unordered { number: 1 }));
         let mut view = first();
         view.stamp.steward = peer(200);
-        assert!(matches!(view.validate(), Err(ViewError::Inconsistent { .. })));
+        assert!(matches!(
+            view.validate(),
+            Err(ViewError::Inconsistent { .. })
+        ));
         let mut view = first();
         view.members.clear();
         assert!(view.validate().is_err());

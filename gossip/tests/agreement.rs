@@ -90,8 +90,18 @@ impl World {
 
     fn start(&mut self, peer: PeerId) {
         self.starts += 1;
-        let agreement = Agreement::new(Config::new(self.start_peers, 32), peer, self.starts, Tick(self.now));
-        let others: Vec<PeerId> = self.peers.keys().copied().filter(|other| self.linked(peer, *other)).collect();
+        let agreement = Agreement::new(
+            Config::new(self.start_peers, 32),
+            peer,
+            self.starts,
+            Tick(self.now),
+        );
+        let others: Vec<PeerId> = self
+            .peers
+            .keys()
+            .copied()
+            .filter(|other| self.linked(peer, *other))
+            .collect();
         self.peers.insert(
             peer,
             Peer {
@@ -108,7 +118,11 @@ impl World {
             self.connect(peer, other);
         }
         let ready = self.now + self.between(1, 500) * MS;
-        let holds = Holding { samples: 0, step: 0, digest: Digest([7; 32]) };
+        let holds = Holding {
+            samples: 0,
+            step: 0,
+            digest: Digest([7; 32]),
+        };
         self.at(ready, Event::Input(peer, Input::Prepared(holds)));
         self.at(self.now, Event::Input(peer, Input::Tick));
     }
@@ -127,7 +141,9 @@ impl World {
 
     fn drain(&mut self, peer: PeerId) {
         let mut outputs = Vec::new();
-        let Some(state) = self.peers.get_mut(&peer) else { return };
+        let Some(state) = self.peers.get_mut(&peer) else {
+            return;
+        };
         while let Some(output) = state.agreement.poll() {
             outputs.push(output);
         }
@@ -182,17 +198,29 @@ impl World {
 
     fn work(&mut self, peer: PeerId, work: Work) {
         let now = Tick(self.now);
-        let alive: BTreeSet<PeerId> =
-            self.peers.keys().copied().filter(|other| self.linked(peer, *other)).collect();
+        let alive: BTreeSet<PeerId> = self
+            .peers
+            .keys()
+            .copied()
+            .filter(|other| self.linked(peer, *other))
+            .collect();
         let retry = self.now + 300 * MS;
-        let Some(state) = self.peers.get_mut(&peer) else { return };
+        let Some(state) = self.peers.get_mut(&peer) else {
+            return;
+        };
         let input = match work.clone() {
             Work::Sync => {
                 if state.training || state.closed.is_some() {
                     return;
                 }
-                let donor = state.agreement.donors(now).into_iter().find(|donor| alive.contains(donor));
-                let Some(donor) = donor else { return self.at(retry, Event::Work(peer, work)) };
+                let donor = state
+                    .agreement
+                    .donors(now)
+                    .into_iter()
+                    .find(|donor| alive.contains(donor));
+                let Some(donor) = donor else {
+                    return self.at(retry, Event::Work(peer, work));
+                };
                 let step = self.peers[&donor].step;
                 let state = self.peers.get_mut(&peer).unwrap();
                 state.step = step;
@@ -211,7 +239,9 @@ impl World {
             Work::Fetch(decision) => {
                 let digest = decision.candidate.digest;
                 let holders = state.agreement.holders(now, digest);
-                let served = holders.iter().any(|h| alive.contains(h) && self.peers[h].weights.contains(&digest));
+                let served = holders
+                    .iter()
+                    .any(|h| alive.contains(h) && self.peers[h].weights.contains(&digest));
                 if !served {
                     return self.at(retry, Event::Work(peer, work));
                 }
@@ -224,12 +254,19 @@ impl World {
                 }
                 state.step += 1;
                 state.samples += 32;
-                let contribution =
-                    Contribution { steps: state.samples / 32, samples: state.samples, ..Default::default() };
+                let contribution = Contribution {
+                    steps: state.samples / 32,
+                    samples: state.samples,
+                    ..Default::default()
+                };
                 let step = state.step;
                 let next = self.now + 100 * MS;
                 self.at(next, Event::Work(peer, Work::Step));
-                Input::Progress { step, train_loss: 1.0, contribution }
+                Input::Progress {
+                    step,
+                    train_loss: 1.0,
+                    contribution,
+                }
             }
         };
         self.at(self.now, Event::Input(peer, input));
@@ -288,7 +325,9 @@ impl World {
                         }
                     });
                 }
-                Event::Stop(peer) => self.at(at, Event::Input(peer, Input::StopHolds("enough".into()))),
+                Event::Stop(peer) => {
+                    self.at(at, Event::Input(peer, Input::StopHolds("enough".into())))
+                }
             }
             self.check();
         }
@@ -308,22 +347,33 @@ impl World {
         let closed: BTreeSet<Option<Digest>> = self
             .peers
             .values()
-            .filter_map(|peer| peer.closed.map(|decision| decision.map(|d| d.candidate.digest)))
+            .filter_map(|peer| {
+                peer.closed
+                    .map(|decision| decision.map(|d| d.candidate.digest))
+            })
             .collect();
         assert!(closed.len() <= 1, "two different models: {closed:?}");
         for peer in self.peers.values() {
             if let Some(Some(decision)) = peer.closed {
-                assert!(peer.weights.contains(&decision.candidate.digest), "closed without the weights");
+                assert!(
+                    peer.weights.contains(&decision.candidate.digest),
+                    "closed without the weights"
+                );
             }
         }
     }
 
     fn members(&self, peer: u8) -> Vec<PeerId> {
-        self.peers[&id(peer)].agreement.view().map_or(Vec::new(), |v| v.members.iter().map(|m| m.peer).collect())
+        self.peers[&id(peer)]
+            .agreement
+            .view()
+            .map_or(Vec::new(), |v| v.members.iter().map(|m| m.peer).collect())
     }
 
     fn all_closed(&self) -> bool {
-        self.peers.values().all(|peer| matches!(peer.closed, Some(Some(_))))
+        self.peers
+            .values()
+            .all(|peer| matches!(peer.closed, Some(Some(_))))
     }
 }
 
@@ -380,7 +430,10 @@ fn a_joiner_is_fed_and_trains() {
         world.at(seconds(5.0), Event::Start(id(0)));
         world.run(seconds(10.0));
         assert_eq!(world.members(0).len(), 4, "seed {seed}");
-        assert!(world.peers[&id(0)].training && world.peers[&id(0)].step > 0, "seed {seed}");
+        assert!(
+            world.peers[&id(0)].training && world.peers[&id(0)].step > 0,
+            "seed {seed}"
+        );
     }
 }
 
@@ -410,7 +463,11 @@ fn a_healed_partition_ends_in_one_view_and_says_what_was_lost() {
         world.at(seconds(12.0), Event::Heal);
         world.run(seconds(11.0));
         let sides: BTreeSet<usize> = (1..=5).map(|peer| world.members(peer).len()).collect();
-        assert_eq!(sides, BTreeSet::from([2, 3]), "seed {seed}: both sides go on");
+        assert_eq!(
+            sides,
+            BTreeSet::from([2, 3]),
+            "seed {seed}: both sides go on"
+        );
         world.run(seconds(25.0));
         for peer in 1..=5 {
             assert_eq!(world.members(peer).len(), 5, "seed {seed}, peer {peer}");

@@ -17,12 +17,26 @@ fn id(n: u8) -> PeerId {
 }
 
 fn config(mode: Mode, fraction: f32, values: Values) -> Config {
-    Config { mode, fraction, values, level: 1 }
+    Config {
+        mode,
+        fraction,
+        values,
+        level: 1,
+    }
 }
 
 fn joiner(n: u8) -> Joiner {
-    let holds = Holding { samples: 0, step: 0, digest: Digest([0; 32]) };
-    Joiner { peer: id(n), instance: u64::from(n), batch: BATCH, holds }
+    let holds = Holding {
+        samples: 0,
+        step: 0,
+        digest: Digest([0; 32]),
+    };
+    Joiner {
+        peer: id(n),
+        instance: u64::from(n),
+        batch: BATCH,
+        holds,
+    }
 }
 
 fn layout() -> Layout {
@@ -30,7 +44,12 @@ fn layout() -> Layout {
 }
 
 fn own(step: u64, values: &[f32]) -> Gradient<'_> {
-    Gradient { step, n_steps: 1, samples: 32, values }
+    Gradient {
+        step,
+        n_steps: 1,
+        samples: 32,
+        values,
+    }
 }
 
 struct Mesh {
@@ -42,7 +61,10 @@ impl Mesh {
     fn new(n: u8, config: Config) -> Self {
         let joiners: Vec<Joiner> = (1..=n).map(joiner).collect();
         let view = View::first(id(1), &joiners).unwrap();
-        let mut mesh = Self { view, peers: BTreeMap::new() };
+        let mut mesh = Self {
+            view,
+            peers: BTreeMap::new(),
+        };
         for n in 1..=n {
             let mut exchange = Exchange::new(JobId([9; 32]), id(n), config, &layout()).unwrap();
             exchange.set_view(NOW, Some(&mesh.view), true);
@@ -119,7 +141,10 @@ fn dense_gradients_arrive_weighted_by_samples() {
     assert_eq!(mesh.deliver(), Vec::<String>::new());
     let inbox = mesh.take(2).unwrap();
     for (got, sent) in inbox.iter().zip(gradient(1)) {
-        assert!((got - sent / 64.0).abs() <= f32::EPSILON * sent.abs(), "over the global batch: {got} {sent}");
+        assert!(
+            (got - sent / 64.0).abs() <= f32::EPSILON * sent.abs(),
+            "over the global batch: {got} {sent}"
+        );
     }
     assert_eq!(mesh.take(2), None, "the inbox is empty after it was taken");
 }
@@ -131,12 +156,23 @@ fn whatever_is_not_sent_now_is_sent_later() {
     let mut arrived = sent.clone();
     for step in 0..200 {
         // After some steps only zeros are trained: the residual must drain.
-        let gradient = if step < 20 { gradient(step) } else { vec![0.0; sent.len()] };
-        sent.iter_mut().zip(&gradient).for_each(|(sum, value)| *sum += f64::from(*value));
-        mesh.of(1).gradient(NOW, own(u64::from(step), &gradient)).unwrap();
+        let gradient = if step < 20 {
+            gradient(step)
+        } else {
+            vec![0.0; sent.len()]
+        };
+        sent.iter_mut()
+            .zip(&gradient)
+            .for_each(|(sum, value)| *sum += f64::from(*value));
+        mesh.of(1)
+            .gradient(NOW, own(u64::from(step), &gradient))
+            .unwrap();
         assert!(mesh.deliver().is_empty());
         if let Some(inbox) = mesh.take(2) {
-            arrived.iter_mut().zip(&inbox).for_each(|(sum, value)| *sum += f64::from(*value) * 64.0);
+            arrived
+                .iter_mut()
+                .zip(&inbox)
+                .for_each(|(sum, value)| *sum += f64::from(*value) * 64.0);
         }
     }
     for (arrived, sent) in arrived.iter().zip(&sent) {
@@ -149,29 +185,47 @@ fn without_credit_the_sender_sends_less_often_and_loses_nothing() {
     let mut mesh = Mesh::new(2, config(Mode::Asynchronous, 1.0, Values::F32));
     let mut kept = Vec::new();
     for step in 0..10 {
-        mesh.of(1).gradient(NOW, own(step, &gradient(step as u32))).unwrap();
+        mesh.of(1)
+            .gradient(NOW, own(step, &gradient(step as u32)))
+            .unwrap();
         kept.extend(mesh.outputs(1));
     }
-    assert_eq!(kept.len(), CREDIT, "the receiver never said that it applied anything");
+    assert_eq!(
+        kept.len(),
+        CREDIT,
+        "the receiver never said that it applied anything"
+    );
     assert_eq!(mesh.of(1).stats()[&id(2)].held_back, 10 - CREDIT as u64);
-    let Output::Send { seq, .. } = kept[0] else { panic!("a packet") };
+    let Output::Send { seq, .. } = kept[0] else {
+        panic!("a packet")
+    };
     mesh.of(1).applied(id(2), seq);
     mesh.of(1).gradient(NOW, own(10, &gradient(10))).unwrap();
-    let Some(Output::Send { packet, .. }) = mesh.of(1).poll() else { panic!("a packet") };
+    let Some(Output::Send { packet, .. }) = mesh.of(1).poll() else {
+        panic!("a packet")
+    };
     mesh.of(2).packet(NOW, id(1), &packet);
     let inbox = mesh.take(2).unwrap();
     let expected: f32 = (2..=10).map(|step| gradient(step)[5]).sum::<f32>() / 64.0;
-    assert!((inbox[5] - expected).abs() < 1e-5, "{} {expected}", inbox[5]);
+    assert!(
+        (inbox[5] - expected).abs() < 1e-5,
+        "{} {expected}",
+        inbox[5]
+    );
 }
 
 #[test]
 fn a_packet_that_the_lane_refused_goes_back_into_the_residual() {
     let mut mesh = Mesh::new(2, config(Mode::Asynchronous, 0.5, Values::F16));
     mesh.of(1).gradient(NOW, own(0, &gradient(3))).unwrap();
-    let Some(Output::Send { to, seq, packet }) = mesh.of(1).poll() else { panic!("a packet") };
+    let Some(Output::Send { to, seq, packet }) = mesh.of(1).poll() else {
+        panic!("a packet")
+    };
     mesh.of(1).returned(to, seq, &packet);
     for step in 1..40 {
-        mesh.of(1).gradient(NOW, own(step, &vec![0.0; layout().n_values()])).unwrap();
+        mesh.of(1)
+            .gradient(NOW, own(step, &vec![0.0; layout().n_values()]))
+            .unwrap();
         mesh.deliver();
     }
     let arrived = mesh.take(2).unwrap();
@@ -187,14 +241,19 @@ fn in_lockstep_all_replicas_get_the_same_bits_whatever_is_left_out() {
         for step in 0..5 {
             for n in 1..=3 {
                 assert_eq!(mesh.take(n), None, "nobody passes a step alone");
-                mesh.of(n).gradient(NOW, own(step, &gradient(step as u32 * 3 + u32::from(n)))).unwrap();
+                mesh.of(n)
+                    .gradient(NOW, own(step, &gradient(step as u32 * 3 + u32::from(n))))
+                    .unwrap();
             }
             assert!(mesh.deliver().is_empty());
             let sums: Vec<Vec<f32>> = (1..=3).map(|n| mesh.take(n).unwrap()).collect();
             assert_eq!(sums[0], sums[1]);
             assert_eq!(sums[1], sums[2]);
             if fraction == 1.0 {
-                let mean: f32 = (1..=3).map(|n| gradient(step as u32 * 3 + n)[7]).sum::<f32>() / 3.0;
+                let mean: f32 = (1..=3)
+                    .map(|n| gradient(step as u32 * 3 + n)[7])
+                    .sum::<f32>()
+                    / 3.0;
                 assert!((sums[0][7] - mean).abs() < 1e-6);
             }
         }
@@ -205,12 +264,16 @@ fn in_lockstep_all_replicas_get_the_same_bits_whatever_is_left_out() {
 fn a_member_that_vanishes_is_dropped_from_the_wait_at_once() {
     let mut mesh = Mesh::new(3, config(Mode::Synchronous, 1.0, Values::F32));
     for n in [1, 2] {
-        mesh.of(n).gradient(NOW, own(0, &gradient(u32::from(n)))).unwrap();
+        mesh.of(n)
+            .gradient(NOW, own(0, &gradient(u32::from(n))))
+            .unwrap();
     }
     mesh.peers.remove(&id(3));
     mesh.deliver();
     assert_eq!(mesh.take(1), None);
-    let next = mesh.view.successor(id(1), &[(id(3), Default::default())].into(), &[], 9);
+    let next = mesh
+        .view
+        .successor(id(1), &[(id(3), Default::default())].into(), &[], 9);
     for n in [1, 2] {
         mesh.of(n).set_view(NOW, Some(&next), false);
     }
@@ -221,9 +284,16 @@ fn a_member_that_vanishes_is_dropped_from_the_wait_at_once() {
 #[test]
 fn a_newcomer_is_waited_for_from_its_admission_on_and_not_before_all_know() {
     let mut mesh = Mesh::new(2, config(Mode::Synchronous, 1.0, Values::F32));
-    let next = mesh.view.successor(id(1), &BTreeMap::new(), &[joiner(3)], 1);
-    let mut third =
-        Exchange::new(JobId([9; 32]), id(3), config(Mode::Synchronous, 1.0, Values::F32), &layout()).unwrap();
+    let next = mesh
+        .view
+        .successor(id(1), &BTreeMap::new(), &[joiner(3)], 1);
+    let mut third = Exchange::new(
+        JobId([9; 32]),
+        id(3),
+        config(Mode::Synchronous, 1.0, Values::F32),
+        &layout(),
+    )
+    .unwrap();
     third.set_view(NOW, Some(&next), false);
     mesh.peers.insert(id(3), third);
     for n in [1, 2] {
@@ -231,10 +301,16 @@ fn a_newcomer_is_waited_for_from_its_admission_on_and_not_before_all_know() {
         mesh.of(n).gradient(NOW, own(0, &gradient(1))).unwrap();
     }
     mesh.deliver();
-    assert!(mesh.take(1).is_some() && mesh.take(2).is_some(), "step 0 is before the admission");
+    assert!(
+        mesh.take(1).is_some() && mesh.take(2).is_some(),
+        "step 0 is before the admission"
+    );
     for n in [1, 2] {
         mesh.of(n).gradient(NOW, own(1, &gradient(1))).unwrap();
-        assert!(mesh.outputs(n).is_empty(), "nothing of step 1 leaves before all know the newcomer");
+        assert!(
+            mesh.outputs(n).is_empty(),
+            "nothing of step 1 leaves before all know the newcomer"
+        );
     }
     for n in [1, 2, 3] {
         mesh.of(n).set_view(NOW, Some(&next), true);
@@ -252,7 +328,9 @@ fn a_newcomer_is_waited_for_from_its_admission_on_and_not_before_all_know() {
 fn a_lost_packet_is_repeated() {
     let mut mesh = Mesh::new(2, config(Mode::Synchronous, 1.0, Values::F32));
     for n in [1, 2] {
-        mesh.of(n).gradient(NOW, own(0, &gradient(u32::from(n)))).unwrap();
+        mesh.of(n)
+            .gradient(NOW, own(0, &gradient(u32::from(n))))
+            .unwrap();
         mesh.outputs(n);
     }
     let later = Tick(1_500_000);
@@ -268,18 +346,31 @@ fn values_that_are_not_finite_are_refused_counted_and_never_applied() {
     let mut mesh = Mesh::new(2, config(Mode::Asynchronous, 1.0, Values::F32));
     let mut bad = gradient(1);
     bad[3] = f32::NAN;
-    assert!(mesh.of(1).gradient(NOW, own(0, &bad)).is_err(), "not even sent");
-    mesh.of(1).gradient(NOW, own(0, &vec![1.0; bad.len()])).unwrap();
-    let Some(Output::Send { packet, .. }) = mesh.of(1).poll() else { panic!("a packet") };
+    assert!(
+        mesh.of(1).gradient(NOW, own(0, &bad)).is_err(),
+        "not even sent"
+    );
+    mesh.of(1)
+        .gradient(NOW, own(0, &vec![1.0; bad.len()]))
+        .unwrap();
+    let Some(Output::Send { packet, .. }) = mesh.of(1).poll() else {
+        panic!("a packet")
+    };
     // A hostile sender puts a NaN where a value was.
-    let at = packet.windows(4).rposition(|bytes| bytes == 32f32.to_le_bytes());
+    let at = packet
+        .windows(4)
+        .rposition(|bytes| bytes == 32f32.to_le_bytes());
     let mut hostile = packet.clone();
     match at {
         Some(at) => hostile[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes()),
         None => hostile.truncate(packet.len() - 3),
     }
     mesh.of(2).packet(NOW, id(1), &hostile);
-    assert!(mesh.outputs(2).iter().any(|output| matches!(output, Output::Refused { from, .. } if *from == id(1))));
+    assert!(
+        mesh.outputs(2)
+            .iter()
+            .any(|output| matches!(output, Output::Refused { from, .. } if *from == id(1)))
+    );
     assert_eq!(mesh.of(2).stats()[&id(1)].refused, 1);
     assert_eq!(mesh.take(2), None);
 }
@@ -296,7 +387,9 @@ fn packets_of_strangers_and_of_an_older_admission_are_fenced() {
             _ => None,
         })
         .unwrap();
-    let gone = mesh.view.successor(id(1), &[(id(2), Default::default())].into(), &[], 0);
+    let gone = mesh
+        .view
+        .successor(id(1), &[(id(2), Default::default())].into(), &[], 0);
     mesh.of(1).set_view(NOW, Some(&gone), true);
     mesh.of(1).packet(NOW, id(2), &packet);
     assert_eq!(mesh.take(1), None, "no member");

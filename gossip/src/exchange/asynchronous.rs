@@ -43,12 +43,20 @@ impl Asynchronous {
         }
     }
 
-    pub(super) fn gradient(&mut self, shared: &mut Shared, gradient: Gradient<'_>) -> Result<(), PackError> {
+    pub(super) fn gradient(
+        &mut self,
+        shared: &mut Shared,
+        gradient: Gradient<'_>,
+    ) -> Result<(), PackError> {
         if self.links.is_empty() {
             return Ok(());
         }
         if let Some(entry) = gradient.values.iter().position(|value| !value.is_finite()) {
-            return Err(PackError::NotFinite { variable: 0, entry, value: gradient.values[entry] });
+            return Err(PackError::NotFinite {
+                variable: 0,
+                entry,
+                value: gradient.values[entry],
+            });
         }
         for (peer, link) in &mut self.links {
             for (kept, value) in link.residual.iter_mut().zip(gradient.values) {
@@ -61,20 +69,35 @@ impl Asynchronous {
         Ok(())
     }
 
-    pub(super) fn packet(&mut self, shared: &mut Shared, from: PeerId, header: UpdateHeader, packed: &[u8]) {
-        let global = shared.view.as_ref().map_or(1, |view| view.global_batch().max(1));
+    pub(super) fn packet(
+        &mut self,
+        shared: &mut Shared,
+        from: PeerId,
+        header: UpdateHeader,
+        packed: &[u8],
+    ) {
+        let global = shared
+            .view
+            .as_ref()
+            .map_or(1, |view| view.global_batch().max(1));
         if self.inbox.is_empty() {
             self.inbox.resize(shared.n_values, 0.0);
             self.inbox_is_empty = true;
         }
-        match shared.unpacker.check_and_add(packed, 1.0 / global as f32, &mut self.inbox) {
+        match shared
+            .unpacker
+            .check_and_add(packed, 1.0 / global as f32, &mut self.inbox)
+        {
             Ok(_) => {
                 self.inbox_is_empty = false;
                 shared.stats.entry(from).or_default().packets_in += 1;
             }
             Err(error) => shared.refuse(from, error.to_string()),
         }
-        shared.outputs.push_back(Output::Applied { to: from, seq: header.seq });
+        shared.outputs.push_back(Output::Applied {
+            to: from,
+            seq: header.seq,
+        });
     }
 
     pub(super) fn applied(&mut self, from: PeerId, seq: u64) {
@@ -90,11 +113,17 @@ impl Asynchronous {
     }
 
     pub(super) fn returned(&mut self, shared: &mut Shared, to: PeerId, seq: u64, packet: &[u8]) {
-        let Some(link) = self.links.get_mut(&to) else { return };
+        let Some(link) = self.links.get_mut(&to) else {
+            return;
+        };
         link.in_flight.retain(|sent| *sent != seq);
         if let Ok((header, packed)) = split(packet) {
             // Our own packet decodes; only a residual of another length could fail, and links never change theirs.
-            if shared.unpacker.check_and_add(packed, 1.0, &mut link.residual).is_ok() {
+            if shared
+                .unpacker
+                .check_and_add(packed, 1.0, &mut link.residual)
+                .is_ok()
+            {
                 link.samples += header.samples;
                 let stats = shared.stats.entry(to).or_default();
                 stats.bytes_out = stats.bytes_out.saturating_sub(packet.len() as u64);
@@ -122,14 +151,23 @@ fn send(shared: &mut Shared, to: PeerId, link: &mut Link, step: u64) -> Result<(
         return Ok(());
     }
     let mut packed = Vec::new();
-    shared.packer.pack(&mut link.residual, shared.config.fraction, shared.config.values, &mut packed)?;
+    shared.packer.pack(
+        &mut link.residual,
+        shared.config.fraction,
+        shared.config.values,
+        &mut packed,
+    )?;
     let packet = join(&shared.header(link.next_seq, step, link.samples), &packed);
     let stats = shared.stats.entry(to).or_default();
     stats.packets_out += 1;
     stats.bytes_out += packet.len() as u64;
     stats.dense_bytes_out += u64::from(link.steps) * 4 * shared.n_values as u64;
     link.in_flight.push(link.next_seq);
-    shared.outputs.push_back(Output::Send { to, seq: link.next_seq, packet });
+    shared.outputs.push_back(Output::Send {
+        to,
+        seq: link.next_seq,
+        packet,
+    });
     link.next_seq += 1;
     link.samples = 0;
     link.steps = 0;

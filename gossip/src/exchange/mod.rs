@@ -202,10 +202,17 @@ impl Exchange {
             Ok(parts) => parts,
             Err(reason) => return self.shared.refuse(from, reason),
         };
-        let admitted = self.shared.view.as_ref().is_some_and(|view| view.admits(from, header.view));
+        let admitted = self
+            .shared
+            .view
+            .as_ref()
+            .is_some_and(|view| view.admits(from, header.view));
         if !admitted {
             // Fenced, not hostile: the sender has not heard of the latest view, or this peer has not.
-            self.shared.outputs.push_back(Output::Applied { to: from, seq: header.seq });
+            self.shared.outputs.push_back(Output::Applied {
+                to: from,
+                seq: header.seq,
+            });
             return;
         }
         match &mut self.rule {
@@ -271,12 +278,21 @@ impl Shared {
 
     fn others(&self) -> Vec<PeerId> {
         let members = self.view.iter().flat_map(|view| &view.members);
-        members.map(|member| member.peer).filter(|peer| *peer != self.me).collect()
+        members
+            .map(|member| member.peer)
+            .filter(|peer| *peer != self.me)
+            .collect()
     }
 
     fn header(&self, seq: u64, step: u64, samples: u64) -> UpdateHeader {
         let view = self.view.as_ref().map_or(0, |view| view.stamp.number);
-        UpdateHeader { job: self.job, view, seq, step, samples }
+        UpdateHeader {
+            job: self.job,
+            view,
+            seq,
+            step,
+            samples,
+        }
     }
 }
 
@@ -296,7 +312,9 @@ fn join(header: &UpdateHeader, packed: &[u8]) -> Vec<u8> {
 /// What is wrong with it, in words.
 pub fn split(packet: &[u8]) -> Result<(UpdateHeader, &[u8]), String> {
     let (length, rest) = packet.split_first().ok_or("an empty update packet")?;
-    let (header, packed) = rest.split_at_checked(usize::from(*length)).ok_or("an update packet cut short")?;
+    let (header, packed) = rest
+        .split_at_checked(usize::from(*length))
+        .ok_or("an update packet cut short")?;
     let header = codec::decode(header).map_err(|error| error.to_string())?;
     Ok((header, packed))
 }

@@ -81,7 +81,12 @@ impl Synchronous {
         }
         let mut packed = Vec::new();
         let config = shared.config;
-        if let Err(error) = shared.packer.pack(&mut self.residual, config.fraction, config.values, &mut packed) {
+        if let Err(error) = shared.packer.pack(
+            &mut self.residual,
+            config.fraction,
+            config.values,
+            &mut packed,
+        ) {
             self.residual.fill(0.0);
             return Err(error);
         }
@@ -97,7 +102,14 @@ impl Synchronous {
         Ok(())
     }
 
-    pub(super) fn packet(&mut self, shared: &mut Shared, now: Tick, from: PeerId, header: UpdateHeader, packed: &[u8]) {
+    pub(super) fn packet(
+        &mut self,
+        shared: &mut Shared,
+        now: Tick,
+        from: PeerId,
+        header: UpdateHeader,
+        packed: &[u8],
+    ) {
         if header.step < self.step {
             return;
         }
@@ -118,7 +130,11 @@ impl Synchronous {
             return;
         }
         for (step, packet) in self.own.iter().filter(|(step, _)| *step < self.sent_below) {
-            shared.outputs.push_back(Output::Send { to, seq: *step, packet: packet.clone() });
+            shared.outputs.push_back(Output::Send {
+                to,
+                seq: *step,
+                packet: packet.clone(),
+            });
         }
     }
 
@@ -128,8 +144,10 @@ impl Synchronous {
             return;
         }
         self.last_change = now;
-        let lacking: Vec<PeerId> =
-            waited_for(shared, self.step).map(|member| member.peer).filter(|peer| !self.has(*peer)).collect();
+        let lacking: Vec<PeerId> = waited_for(shared, self.step)
+            .map(|member| member.peer)
+            .filter(|peer| !self.has(*peer))
+            .collect();
         for peer in lacking {
             self.resend(shared, peer);
         }
@@ -145,19 +163,26 @@ impl Synchronous {
     }
 
     fn has(&self, peer: PeerId) -> bool {
-        self.held.get(&peer).is_some_and(|held| held.iter().any(|(step, _)| *step == self.step))
+        self.held
+            .get(&peer)
+            .is_some_and(|held| held.iter().any(|(step, _)| *step == self.step))
     }
 
     /// Sends the own packet of the current step, unless a member is admitted at this step and not everybody knows it yet:
     /// without it nobody can pass the step, so all pass it together with the newcomer.
     fn send_own(&mut self, shared: &mut Shared) {
         let Some(view) = &shared.view else { return };
-        let admits_now = |member: &Member| member.since > self.agreed && self.step >= member.from_step;
+        let admits_now =
+            |member: &Member| member.since > self.agreed && self.step >= member.from_step;
         if view.members.iter().any(admits_now) {
             return;
         }
         let others = shared.others();
-        let due: Vec<&(u64, Vec<u8>)> = self.own.iter().filter(|(step, _)| *step >= self.sent_below).collect();
+        let due: Vec<&(u64, Vec<u8>)> = self
+            .own
+            .iter()
+            .filter(|(step, _)| *step >= self.sent_below)
+            .collect();
         for (step, packet) in due {
             self.sent_below = step + 1;
             for to in &others {
@@ -165,7 +190,11 @@ impl Synchronous {
                 stats.packets_out += 1;
                 stats.bytes_out += packet.len() as u64;
                 stats.dense_bytes_out += 4 * shared.n_values as u64;
-                shared.outputs.push_back(Output::Send { to: *to, seq: *step, packet: packet.clone() });
+                shared.outputs.push_back(Output::Send {
+                    to: *to,
+                    seq: *step,
+                    packet: packet.clone(),
+                });
             }
         }
     }
@@ -173,7 +202,10 @@ impl Synchronous {
     /// Adds everything up once it is all there.
     fn combine(&mut self, shared: &mut Shared, now: Tick) {
         let step = self.step;
-        let own = self.own.iter().find(|(own, _)| *own == step && step < self.sent_below);
+        let own = self
+            .own
+            .iter()
+            .find(|(own, _)| *own == step && step < self.sent_below);
         let Some((_, own)) = own else { return };
         let mut members: Vec<Member> = waited_for(shared, step).collect();
         if self.ready || !members.iter().all(|member| self.has(member.peer)) {
@@ -187,9 +219,14 @@ impl Synchronous {
         for member in &members {
             let weight = member.batch as f32 / global.max(1) as f32;
             let packed = if member.peer == shared.me {
-                super::split(own).map(|(_, packed)| packed).unwrap_or_default()
+                super::split(own)
+                    .map(|(_, packed)| packed)
+                    .unwrap_or_default()
             } else {
-                let held = self.held.get(&member.peer).and_then(|held| held.iter().find(|(held, _)| *held == step));
+                let held = self
+                    .held
+                    .get(&member.peer)
+                    .and_then(|held| held.iter().find(|(held, _)| *held == step));
                 held.map_or(&[][..], |(_, packed)| packed)
             };
             match shared.unpacker.check_and_add(packed, weight, &mut self.sum) {

@@ -59,7 +59,9 @@ pub fn run_up(globals: &Globals, args: UpArgs) -> Result<Exit, CliError> {
     let outcome = runtime.block_on(up(home, args));
     // Threads that are in a long step end with the process.
     runtime.shutdown_background();
-    outcome.map(|()| Exit::Ok).map_err(|error| CliError::internal(format!("{error:#}")))
+    outcome
+        .map(|()| Exit::Ok)
+        .map_err(|error| CliError::internal(format!("{error:#}")))
 }
 
 /// Runs a node until it is told to leave.
@@ -86,7 +88,10 @@ async fn up(home: PathBuf, args: UpArgs) -> Result<()> {
     let (requests, incoming) = mpsc::channel(REQUESTS);
     let server = Server::bind(home.path(), requests).await?;
     let listening = started.net.listen_addresses().await;
-    let addresses: Vec<SocketAddr> = listening.iter().filter_map(|address| address.parse().ok()).collect();
+    let addresses: Vec<SocketAddr> = listening
+        .iter()
+        .filter_map(|address| address.parse().ok())
+        .collect();
     let token = Token::new(mesh_key.clone(), &addresses);
     let join_line = format!("skein up --join {token}");
     if is_new {
@@ -100,7 +105,11 @@ async fn up(home: PathBuf, args: UpArgs) -> Result<()> {
         identity,
         mesh_key,
         join_line,
-        private: args.data.into_iter().map(|data| (data.name, data.path)).collect(),
+        private: args
+            .data
+            .into_iter()
+            .map(|data| (data.name, data.path))
+            .collect(),
         jobs: BTreeMap::new(),
         routes: jobs,
         blobs: Blobs::default(),
@@ -125,7 +134,9 @@ fn mesh_key(home: &Home, join: Option<&str>) -> Result<(MeshKey, Vec<String>, bo
         home.save_mesh_key(&key)?;
         return Ok((key, Vec::new(), true));
     };
-    let token: Token = text.parse().context("the token after --join cannot be used")?;
+    let token: Token = text
+        .parse()
+        .context("the token after --join cannot be used")?;
     let key = token.mesh_key().clone();
     if kept.is_some_and(|kept| kept != key) {
         bail!(
@@ -135,7 +146,11 @@ fn mesh_key(home: &Home, join: Option<&str>) -> Result<(MeshKey, Vec<String>, bo
         );
     }
     home.save_mesh_key(&key)?;
-    Ok((key, token.addresses().iter().map(ToString::to_string).collect(), false))
+    Ok((
+        key,
+        token.addresses().iter().map(ToString::to_string).collect(),
+        false,
+    ))
 }
 
 /// Hands update packets to the coders of their jobs. A coder that is behind holds up the update lanes, and only them.
@@ -191,7 +206,11 @@ impl Mesh {
         }
     }
 
-    async fn drive(&mut self, mut events: mpsc::Receiver<net::Event>, mut incoming: mpsc::Receiver<Incoming>) -> Result<()> {
+    async fn drive(
+        &mut self,
+        mut events: mpsc::Receiver<net::Event>,
+        mut incoming: mpsc::Receiver<Incoming>,
+    ) -> Result<()> {
         let mut remember = tokio::time::interval(REMEMBER_EVERY);
         let mut terminate = terminate()?;
         loop {
@@ -252,7 +271,9 @@ impl Mesh {
             net::Event::Published { from, data } => match codec::decode::<Message>(&data) {
                 Ok(message @ Message::Job(_)) => self.on_message(from, message),
                 Ok(_) => tracing::warn!(peer = %from.short(), "published something that is no job"),
-                Err(error) => tracing::warn!(peer = %from.short(), %error, "published message refused"),
+                Err(error) => {
+                    tracing::warn!(peer = %from.short(), %error, "published message refused")
+                }
             },
             net::Event::Request { from, body, reply } => self.on_state_request(from, &body, reply),
             net::Event::ListenFailed { reason } => tracing::error!(reason, "no longer listening"),
@@ -263,7 +284,10 @@ impl Mesh {
     fn on_message(&mut self, from: PeerId, message: Message) {
         let job = match &message {
             Message::Job(encoded) => return self.on_job(from, encoded),
-            Message::Beat(job, _) | Message::View(job, _) | Message::Leaving(job) | Message::Applied(job, _) => *job,
+            Message::Beat(job, _)
+            | Message::View(job, _)
+            | Message::Leaving(job)
+            | Message::Applied(job, _) => *job,
         };
         // An unknown job is on its way: its file was or will be sent. Beats repeat.
         if let Some(job) = self.jobs.get(&job) {
@@ -288,11 +312,19 @@ impl Mesh {
     fn take(&mut self, signed: SignedJob) -> Result<JobId> {
         let id = signed.id();
         if self.jobs.len() >= MAX_JOBS {
-            bail!("{MAX_JOBS} jobs are known here: remove old ones below {}", self.home.path().join("jobs").display());
+            bail!(
+                "{MAX_JOBS} jobs are known here: remove old ones below {}",
+                self.home.path().join("jobs").display()
+            );
         }
         let file = signed.verify()?;
-        let folder = JobFolder::create(self.home.path(), id, &signed)
-            .with_context(|| format!("cannot keep job {} below {}", id.short(), self.home.path().display()))?;
+        let folder = JobFolder::create(self.home.path(), id, &signed).with_context(|| {
+            format!(
+                "cannot keep job {} below {}",
+                id.short(),
+                self.home.path().display()
+            )
+        })?;
         tracing::info!(job = %id.short(), name = file.name, "job taken on");
         let context = JobContext {
             id,
@@ -308,7 +340,11 @@ impl Mesh {
         self.routes.send_modify(|routes| {
             routes.insert(id, handle.packets.clone());
         });
-        let job = Job { handle, encoded: signed.encode(), submitted_at_ms: signed.submitted_at_ms };
+        let job = Job {
+            handle,
+            encoded: signed.encode(),
+            submitted_at_ms: signed.submitted_at_ms,
+        };
         self.jobs.insert(id, job);
         Ok(id)
     }
@@ -383,5 +419,6 @@ fn to_job(job: &JobHandle, event: Event) {
 
 #[cfg(unix)]
 fn terminate() -> Result<tokio::signal::unix::Signal> {
-    tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).context("cannot listen for SIGTERM")
+    tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
+        .context("cannot listen for SIGTERM")
 }

@@ -9,7 +9,9 @@ use tokio::sync::oneshot;
 
 use super::Mesh;
 use crate::control::status::{NodeFacts, PeerState};
-use crate::control::{ErrorCode, Failure, Hex, Incoming, JobStatus, PeerStatus, Reply, Request, Response, Status};
+use crate::control::{
+    ErrorCode, Failure, Hex, Incoming, JobStatus, PeerStatus, Reply, Request, Response, Status,
+};
 use crate::job::{JobFile, SignedJob};
 use crate::net;
 use crate::run::STOPPED_BY;
@@ -38,10 +40,14 @@ impl Mesh {
                 reply.finish(Response::Status(Box::new(status)));
             }
             Request::Peers => {
-                reply.finish(Response::Peers { peers: self.peer_list().await });
+                reply.finish(Response::Peers {
+                    peers: self.peer_list().await,
+                });
             }
             Request::Jobs => {
-                reply.finish(Response::Jobs { jobs: self.job_list() });
+                reply.finish(Response::Jobs {
+                    jobs: self.job_list(),
+                });
             }
             Request::Train { job } => self.train(job, reply),
             Request::Watch { job } => self.watch(job, reply),
@@ -63,7 +69,9 @@ impl Mesh {
             }
             Request::Doctor => {
                 let discovery = self.net.discovery().await;
-                let (ours, foreign) = discovery.as_ref().map_or((0, 0), |found| (found.ours, found.foreign));
+                let (ours, foreign) = discovery
+                    .as_ref()
+                    .map_or((0, 0), |found| (found.ours, found.foreign));
                 let facts = NodeFacts {
                     peers: self.peer_list().await,
                     mdns_error: discovery.and_then(|discovery| discovery.mdns_error),
@@ -85,7 +93,9 @@ impl Mesh {
     fn job_list(&self) -> Vec<JobStatus> {
         let mut jobs: Vec<_> = self.jobs.values().collect();
         jobs.sort_by_key(|job| std::cmp::Reverse(job.submitted_at_ms));
-        jobs.iter().map(|job| job.handle.status.borrow().clone()).collect()
+        jobs.iter()
+            .map(|job| job.handle.status.borrow().clone())
+            .collect()
     }
 
     async fn peer_list(&self) -> Vec<PeerStatus> {
@@ -106,14 +116,20 @@ impl Mesh {
         let encoded = signed.encode();
         match self.take(signed) {
             Ok(id) => {
-                if let Err(error) = self.net.publish(codec::encode(&Message::Job(encoded.clone()))) {
+                if let Err(error) = self
+                    .net
+                    .publish(codec::encode(&Message::Job(encoded.clone())))
+                {
                     tracing::debug!(%error, "nobody to publish to");
                 }
                 // Whoever is connected gets it directly too: gossip may still be forming.
                 for peer in &self.connected {
                     self.tell(*peer, &Message::Job(encoded.clone()));
                 }
-                reply.finish(Response::Accepted { job: Hex(id), name: file.name });
+                reply.finish(Response::Accepted {
+                    job: Hex(id),
+                    name: file.name,
+                });
             }
             Err(error) => {
                 reply.fail(ErrorCode::Internal, format!("{error:#}"), "");
@@ -122,7 +138,9 @@ impl Mesh {
     }
 
     fn watch(&self, job: JobId, reply: Reply) {
-        let Some(known) = self.jobs.get(&job) else { return unknown(job, reply) };
+        let Some(known) = self.jobs.get(&job) else {
+            return unknown(job, reply);
+        };
         let mut status = known.handle.status.clone();
         tokio::spawn(async move {
             let mut pace = tokio::time::interval(WATCH_EVERY);
@@ -146,8 +164,16 @@ impl Mesh {
         });
     }
 
-    fn ask(&self, job: JobId, question: Question, answer: oneshot::Receiver<Response>, reply: Reply) {
-        let Some(known) = self.jobs.get(&job) else { return unknown(job, reply) };
+    fn ask(
+        &self,
+        job: JobId,
+        question: Question,
+        answer: oneshot::Receiver<Response>,
+        reply: Reply,
+    ) {
+        let Some(known) = self.jobs.get(&job) else {
+            return unknown(job, reply);
+        };
         super::to_job(&known.handle, Event::Ask(question));
         tokio::spawn(async move {
             let answer = answer.await.unwrap_or_else(|_| {
@@ -163,16 +189,26 @@ impl Mesh {
 }
 
 fn unknown(job: JobId, reply: Reply) {
-    reply.fail(ErrorCode::NotFound, format!("no job {} here", job.short()), "`skein jobs` lists them");
+    reply.fail(
+        ErrorCode::NotFound,
+        format!("no job {} here", job.short()),
+        "`skein jobs` lists them",
+    );
 }
 
 fn peer_status(info: &net::PeerInfo) -> PeerStatus {
     let (state, rtt, reason) = match &info.state {
         net::PeerState::Connected { rtt, .. } => (PeerState::Connected, *rtt, None),
         net::PeerState::OneWay { reason } => (PeerState::OneWay, None, Some(reason.clone())),
-        net::PeerState::Dialing { since, attempts, .. } => {
+        net::PeerState::Dialing {
+            since, attempts, ..
+        } => {
             let reason = format!("{attempts} tries failed in {} s", since.as_secs());
-            (PeerState::Dialling, None, Some(reason).filter(|_| *attempts > 0))
+            (
+                PeerState::Dialling,
+                None,
+                Some(reason).filter(|_| *attempts > 0),
+            )
         }
         net::PeerState::Unusable { reason } => (PeerState::Unusable, None, Some(reason.clone())),
         net::PeerState::Lost => (PeerState::Lost, None, None),

@@ -35,7 +35,11 @@ impl Blobs {
         if blobs.len() >= MAX_BLOBS {
             blobs.pop_front();
         }
-        blobs.push_back(Blob { manifest: manifest.clone(), bytes, used: Instant::now() });
+        blobs.push_back(Blob {
+            manifest: manifest.clone(),
+            bytes,
+            used: Instant::now(),
+        });
         manifest
     }
 
@@ -72,15 +76,27 @@ mod tests {
     fn chunks_are_served_and_the_least_recently_used_blob_makes_room() {
         let blobs = Blobs::default();
         let first = blobs.offer(vec![1; 10], 1, 1);
-        assert_eq!(blobs.chunk(first.blob, 0), StateResponse::Chunk(vec![1; 10]));
-        assert!(matches!(blobs.chunk(first.blob, 1), StateResponse::Unavailable(_)));
+        assert_eq!(
+            blobs.chunk(first.blob, 0),
+            StateResponse::Chunk(vec![1; 10])
+        );
+        assert!(matches!(
+            blobs.chunk(first.blob, 1),
+            StateResponse::Unavailable(_)
+        ));
         for n in 2..=MAX_BLOBS as u8 {
             blobs.offer(vec![n; 10], 1, 1);
         }
         blobs.chunk(first.blob, 0);
         blobs.offer(vec![99; 10], 1, 1);
-        assert!(matches!(blobs.chunk(first.blob, 0), StateResponse::Chunk(_)), "it was used last");
+        assert!(
+            matches!(blobs.chunk(first.blob, 0), StateResponse::Chunk(_)),
+            "it was used last"
+        );
         let second = Manifest::of(&[2; 10], 1, 1);
-        assert!(matches!(blobs.chunk(second.blob, 0), StateResponse::Unavailable(_)));
+        assert!(matches!(
+            blobs.chunk(second.blob, 0),
+            StateResponse::Unavailable(_)
+        ));
     }
 }

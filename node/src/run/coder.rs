@@ -103,9 +103,17 @@ impl CoderThread {
     /// Runs until the input channel closes.
     pub fn run(mut self) {
         // Two gradient buffers circulate; the trainer starts with them, and with none of its own.
-        let buffers = if self.mode == Mode::Asynchronous { 2 } else { 0 };
+        let buffers = if self.mode == Mode::Asynchronous {
+            2
+        } else {
+            0
+        };
         for _ in 0..buffers {
-            if self.trainer.blocking_send(Command::Buffer(Vec::new())).is_err() {
+            if self
+                .trainer
+                .blocking_send(Command::Buffer(Vec::new()))
+                .is_err()
+            {
                 return;
             }
         }
@@ -139,13 +147,25 @@ impl CoderThread {
     fn take(&mut self, input: Input, spare: &mut Option<Vec<f32>>) -> bool {
         let now = self.now();
         match input {
-            Input::Gradient { step, n_steps, samples, values } => {
-                let gradient = Gradient { step, n_steps, samples, values: &values };
+            Input::Gradient {
+                step,
+                n_steps,
+                samples,
+                values,
+            } => {
+                let gradient = Gradient {
+                    step,
+                    n_steps,
+                    samples,
+                    values: &values,
+                };
                 if let Err(error) = self.exchange.gradient(now, gradient) {
                     tracing::warn!(job = %self.job.short(), step, %error, "own gradient is not sent");
                 }
                 match self.mode {
-                    Mode::Asynchronous => return self.trainer.blocking_send(Command::Buffer(values)).is_ok(),
+                    Mode::Asynchronous => {
+                        return self.trainer.blocking_send(Command::Buffer(values)).is_ok();
+                    }
                     Mode::Synchronous => *spare = Some(values),
                 }
             }
@@ -192,12 +212,19 @@ impl CoderThread {
         if self.mode == Mode::Synchronous && ready_step.is_none() {
             return true;
         }
-        let Some(mut buffer) = spare.take() else { return true };
+        let Some(mut buffer) = spare.take() else {
+            return true;
+        };
         if !self.exchange.take(&mut buffer) {
             *spare = Some(buffer);
             return true;
         }
         let step = ready_step.take().unwrap_or(0);
-        self.trainer.blocking_send(Command::Merged { step, values: buffer }).is_ok()
+        self.trainer
+            .blocking_send(Command::Merged {
+                step,
+                values: buffer,
+            })
+            .is_ok()
     }
 }

@@ -80,7 +80,14 @@ pub enum Event {
 pub(super) enum Done {
     Prepared(Result<Box<Prepared>, String>),
     Fetched(fetch::Try, Duration),
-    Restored { step: u64, samples: u64, donors: Vec<PeerId>, bytes: u64, took: Duration, outcome: Result<(), String> },
+    Restored {
+        step: u64,
+        samples: u64,
+        donors: Vec<PeerId>,
+        bytes: u64,
+        took: Duration,
+        outcome: Result<(), String>,
+    },
     Candidate(Result<(u64, Evaluation, Box<Snapshot>), String>),
     Saved(Result<u64, String>),
 }
@@ -95,8 +102,14 @@ enum Order {
 /// What is being fetched.
 enum Fetching {
     Nothing,
-    Replica { from_step: u64, partial: Option<Fetch> },
-    Weights { decision: Decision, partial: Option<Fetch> },
+    Replica {
+        from_step: u64,
+        partial: Option<Fetch>,
+    },
+    Weights {
+        decision: Decision,
+        partial: Option<Fetch>,
+    },
 }
 
 pub(super) struct Driver {
@@ -129,7 +142,8 @@ pub(super) async fn run(
     status: watch::Sender<JobStatus>,
 ) {
     let started = Instant::now();
-    let config = agreement::Config::new(context.file.start.peers as usize, context.file.train.batch);
+    let config =
+        agreement::Config::new(context.file.start.peers as usize, context.file.train.batch);
     let mut agreement = Agreement::new(config, context.net.local(), context.instance, Tick(0));
     let mut figures = Figures::new(&context.file);
     let (done, mut dones) = mpsc::channel(8);
@@ -245,16 +259,29 @@ impl Driver {
                 self.input(Input::Unable(reason));
             }
             Done::Fetched(outcome, took) => self.on_fetched(outcome, took),
-            Done::Restored { step, samples, donors, bytes, took, outcome } => match outcome {
+            Done::Restored {
+                step,
+                samples,
+                donors,
+                bytes,
+                took,
+                outcome,
+            } => match outcome {
                 Ok(()) => {
                     let donors = donors.iter().map(PeerId::short).collect();
-                    self.journal.write(&Entry::Synced { donors, step, bytes, seconds: took.as_secs_f64() });
+                    self.journal.write(&Entry::Synced {
+                        donors,
+                        step,
+                        bytes,
+                        seconds: took.as_secs_f64(),
+                    });
                     self.figures.step = step;
                     self.fetching = Fetching::Nothing;
                     self.input(Input::Synced { step, samples });
                 }
                 Err(reason) => {
-                    self.journal.write(&Entry::FetchFailed { reasons: &[reason] });
+                    self.journal
+                        .write(&Entry::FetchFailed { reasons: &[reason] });
                     self.retry_at = Some(Instant::now() + RETRY_AFTER);
                 }
             },
@@ -263,12 +290,22 @@ impl Driver {
                 self.kept = Some((digest, *snapshot));
                 self.figures.evaluated(step, &evaluation);
                 let (accuracy, loss) = (evaluation.accuracy as f32, evaluation.loss as f32);
-                self.input(Input::Evaluated(Candidate { accuracy, loss, digest, step }));
+                self.input(Input::Evaluated(Candidate {
+                    accuracy,
+                    loss,
+                    digest,
+                    step,
+                }));
             }
             Done::Candidate(Err(reason)) => {
                 // Nothing to offer, but the others must not wait for it: a candidate that never wins.
                 tracing::warn!(job = %self.context.id.short(), reason, "no candidate");
-                let worst = Candidate { accuracy: f32::NAN, loss: f32::NAN, digest: Digest([0; 32]), step: 0 };
+                let worst = Candidate {
+                    accuracy: f32::NAN,
+                    loss: f32::NAN,
+                    digest: Digest([0; 32]),
+                    step: 0,
+                };
                 self.input(Input::Evaluated(worst));
             }
             Done::Saved(outcome) => {
@@ -277,7 +314,8 @@ impl Driver {
                     Ok(step) => self.journal.write(&Entry::Checkpoint { step }),
                     Err(reason) => {
                         tracing::error!(job = %self.context.id.short(), reason, "checkpoint not written");
-                        self.journal.write(&Entry::CheckpointFailed { reason: &reason });
+                        self.journal
+                            .write(&Entry::CheckpointFailed { reason: &reason });
                     }
                 }
             }
@@ -296,8 +334,16 @@ impl Driver {
         });
         self.figures.prepared(&prepared);
         self.last_checkpoint = (Instant::now(), holding.step);
-        let Some(inputs) = self.coder_inputs.take() else { return };
-        match threads::start(&self.context, prepared, self.coder.clone(), inputs, self.started) {
+        let Some(inputs) = self.coder_inputs.take() else {
+            return;
+        };
+        match threads::start(
+            &self.context,
+            prepared,
+            self.coder.clone(),
+            inputs,
+            self.started,
+        ) {
             Ok(threads) => {
                 self.threads = Some(threads);
                 self.input(Input::Prepared(holding));
@@ -311,9 +357,20 @@ impl Driver {
 
     fn on_trained(&mut self, event: trainer::Event) {
         match event {
-            trainer::Event::Step { step, loss, samples, computing, waiting, communicating } => {
-                self.figures.stepped(step, loss, samples, computing, waiting, communicating);
-                let report = self.threads.as_ref().map(|threads| threads.report.borrow().clone());
+            trainer::Event::Step {
+                step,
+                loss,
+                samples,
+                computing,
+                waiting,
+                communicating,
+            } => {
+                self.figures
+                    .stepped(step, loss, samples, computing, waiting, communicating);
+                let report = self
+                    .threads
+                    .as_ref()
+                    .map(|threads| threads.report.borrow().clone());
                 let report = report.unwrap_or_default();
                 self.figures.links(&report);
                 self.journal.write(&Entry::Step {
@@ -328,10 +385,18 @@ impl Driver {
                 });
                 let train_loss = self.figures.train_loss.unwrap_or(f32::MAX);
                 let contribution = self.figures.contribution;
-                self.input(Input::Progress { step, train_loss, contribution });
+                self.input(Input::Progress {
+                    step,
+                    train_loss,
+                    contribution,
+                });
                 self.checkpoint_if_due(step);
             }
-            trainer::Event::Evaluated { step, evaluation, whole } => {
+            trainer::Event::Evaluated {
+                step,
+                evaluation,
+                whole,
+            } => {
                 let samples_mesh = self.agreement.mesh_samples();
                 self.figures.evaluated(step, &evaluation);
                 self.journal.write(&Entry::Evaluated {
@@ -341,14 +406,20 @@ impl Driver {
                     samples: evaluation.samples,
                     samples_mesh,
                 });
-                if let Some(reason) = whole.then(|| self.figures.target_met(&evaluation)).flatten() {
+                if let Some(reason) = whole
+                    .then(|| self.figures.target_met(&evaluation))
+                    .flatten()
+                {
                     return self.input(Input::StopHolds(reason));
                 }
             }
             trainer::Event::NotFinite { step } => {
                 self.figures.refused_own += 1;
                 let peer = self.context.net.local().short();
-                self.journal.write(&Entry::Refused { peer, reason: &format!("own step {step} is not finite") });
+                self.journal.write(&Entry::Refused {
+                    peer,
+                    reason: &format!("own step {step} is not finite"),
+                });
             }
             trainer::Event::Failed(reason) => {
                 self.figures.failure = Some(reason.into());
@@ -374,11 +445,22 @@ impl Driver {
                     self.journal.write(&Entry::View {
                         number: view.stamp.number,
                         steward: view.stamp.steward.short(),
-                        members: view.members.iter().map(|member| member.peer.short()).collect(),
+                        members: view
+                            .members
+                            .iter()
+                            .map(|member| member.peer.short())
+                            .collect(),
                         global_batch: view.global_batch(),
                     });
-                    self.tell_trainer(Command::Membership { global_batch: view.global_batch(), others, shard });
-                    self.tell_coder(coder::Input::View { view: Some(view), agreed: false });
+                    self.tell_trainer(Command::Membership {
+                        global_batch: view.global_batch(),
+                        others,
+                        shard,
+                    });
+                    self.tell_coder(coder::Input::View {
+                        view: Some(view),
+                        agreed: false,
+                    });
                 }
                 Output::Agreed => {
                     let view = self.agreement.view().cloned().map(Box::new);
@@ -386,7 +468,10 @@ impl Driver {
                 }
                 Output::Sync { from_step } => {
                     self.tell_trainer(Command::Pause);
-                    self.fetching = Fetching::Replica { from_step, partial: None };
+                    self.fetching = Fetching::Replica {
+                        from_step,
+                        partial: None,
+                    };
                     self.try_fetch();
                 }
                 Output::Train => {
@@ -397,7 +482,10 @@ impl Driver {
                 Output::Pause { lost_samples } => {
                     self.fetching = Fetching::Nothing;
                     self.tell_trainer(Command::Pause);
-                    self.tell_coder(coder::Input::View { view: None, agreed: false });
+                    self.tell_coder(coder::Input::View {
+                        view: None,
+                        agreed: false,
+                    });
                     self.journal.write(&Entry::Paused { lost_samples });
                 }
                 Output::End { reason, abstain } => {
@@ -405,19 +493,28 @@ impl Driver {
                     self.reason = reason;
                     self.fetching = Fetching::Nothing;
                     self.tell_trainer(Command::Pause);
-                    self.tell_coder(coder::Input::View { view: None, agreed: false });
+                    self.tell_coder(coder::Input::View {
+                        view: None,
+                        agreed: false,
+                    });
                     if !abstain {
                         threads::candidate(self);
                     }
                 }
                 Output::Fetch(decision) => {
-                    self.fetching = Fetching::Weights { decision, partial: None };
+                    self.fetching = Fetching::Weights {
+                        decision,
+                        partial: None,
+                    };
                     self.try_fetch();
                 }
                 Output::Closed(decision) => self.close(decision),
             }
         }
-        self.status.send_replace(self.figures.status(&self.context, &self.agreement, &self.reason));
+        self.status.send_replace(
+            self.figures
+                .status(&self.context, &self.agreement, &self.reason),
+        );
     }
 
     /// Begins a try to fetch what is wanted from whoever has it now.
@@ -431,12 +528,22 @@ impl Driver {
             Fetching::Replica { from_step, partial } => {
                 let from_step = if threads.synchronous { *from_step } else { 0 };
                 let what = StateRequest::Replica { job, from_step };
-                (self.agreement.donors(now), what, threads.replica_bytes, partial.take())
+                (
+                    self.agreement.donors(now),
+                    what,
+                    threads.replica_bytes,
+                    partial.take(),
+                )
             }
             Fetching::Weights { decision, partial } => {
                 let digest = decision.candidate.digest;
                 let what = StateRequest::Weights { job, digest };
-                (self.agreement.holders(now, digest), what, threads.weights_bytes, partial.take())
+                (
+                    self.agreement.holders(now, digest),
+                    what,
+                    threads.weights_bytes,
+                    partial.take(),
+                )
             }
         };
         let (net, done, began) = (self.context.net.clone(), self.done.clone(), Instant::now());
@@ -455,7 +562,10 @@ impl Driver {
             }
             (Fetching::Weights { decision, .. }, Some((_, bytes))) => {
                 let digest = decision.candidate.digest;
-                let decoded = self.threads.as_ref().map(|threads| threads.decode_weights(&bytes));
+                let decoded = self
+                    .threads
+                    .as_ref()
+                    .map(|threads| threads.decode_weights(&bytes));
                 match decoded {
                     Some(Ok(snapshot)) if Digest(snapshot.weights_hash()) == digest => {
                         self.kept = Some((digest, snapshot));
@@ -472,7 +582,8 @@ impl Driver {
             }
         }
         if !failures.is_empty() {
-            self.journal.write(&Entry::FetchFailed { reasons: &failures });
+            self.journal
+                .write(&Entry::FetchFailed { reasons: &failures });
         }
         self.retry_at = Some(Instant::now() + RETRY_AFTER);
     }
@@ -488,7 +599,10 @@ impl Driver {
         if let Some(threads) = &self.threads {
             let report = threads.report.borrow().clone();
             if let Some((peer, reason)) = self.figures.new_refusal(&report) {
-                self.journal.write(&Entry::Refused { peer: peer.short(), reason: &reason });
+                self.journal.write(&Entry::Refused {
+                    peer: peer.short(),
+                    reason: &reason,
+                });
             }
         }
         if let Some(reason) = self.figures.stop_holds(self.agreement.mesh_samples()) {
@@ -545,7 +659,11 @@ impl Driver {
     }
 
     pub(super) fn send(&self, to: PeerId, message: &Message) {
-        if let Err(error) = self.context.net.send(to, Lane::Control, codec::encode(message)) {
+        if let Err(error) = self
+            .context
+            .net
+            .send(to, Lane::Control, codec::encode(message))
+        {
             tracing::debug!(peer = %to.short(), %error, "message not sent; the next beat says it again");
         }
     }
@@ -570,7 +688,8 @@ impl Driver {
             match order {
                 Order::Train => self.tell_trainer(Command::Train),
                 Order::Coder(input) => {
-                    if let Err(mpsc::error::TrySendError::Full(input)) = self.coder.try_send(input) {
+                    if let Err(mpsc::error::TrySendError::Full(input)) = self.coder.try_send(input)
+                    {
                         self.orders.push_front(Order::Coder(input));
                         return;
                     }

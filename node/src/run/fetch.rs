@@ -56,29 +56,60 @@ pub async fn fetch(
             Ok(fetch) => {
                 let manifest = fetch.manifest().clone();
                 let done = fetch.into_bytes().map(|bytes| (manifest, bytes));
-                return Try { done, partial: None, failures };
+                return Try {
+                    done,
+                    partial: None,
+                    failures,
+                };
             }
             Err(error) => failures.push(format!("{}: {error}", holder.short())),
         }
     }
-    Try { done: None, partial, failures }
+    Try {
+        done: None,
+        partial,
+        failures,
+    }
 }
 
-async fn ask(net: &Net, holder: PeerId, request: &StateRequest, deadline: Duration) -> Result<StateResponse, String> {
-    let answer = net.request(holder, codec::encode(request), deadline).await.map_err(|error| error.to_string())?;
+async fn ask(
+    net: &Net,
+    holder: PeerId,
+    request: &StateRequest,
+    deadline: Duration,
+) -> Result<StateResponse, String> {
+    let answer = net
+        .request(holder, codec::encode(request), deadline)
+        .await
+        .map_err(|error| error.to_string())?;
     codec::decode(&answer).map_err(|error| error.to_string())
 }
 
 /// Whether the holder has the very blob that was begun.
 async fn resumes(net: &Net, holder: PeerId, fetch: &Fetch) -> bool {
-    let Some(index) = fetch.missing(1).first().copied() else { return true };
-    let request = StateRequest::Chunk { blob: fetch.manifest().blob, index };
-    matches!(ask(net, holder, &request, CHUNK_DEADLINE).await, Ok(StateResponse::Chunk(_)))
+    let Some(index) = fetch.missing(1).first().copied() else {
+        return true;
+    };
+    let request = StateRequest::Chunk {
+        blob: fetch.manifest().blob,
+        index,
+    };
+    matches!(
+        ask(net, holder, &request, CHUNK_DEADLINE).await,
+        Ok(StateResponse::Chunk(_))
+    )
 }
 
-async fn begin(net: &Net, holder: PeerId, what: &StateRequest, cap_bytes: u64) -> Result<Fetch, String> {
+async fn begin(
+    net: &Net,
+    holder: PeerId,
+    what: &StateRequest,
+    cap_bytes: u64,
+) -> Result<Fetch, String> {
     match ask(net, holder, what, MANIFEST_DEADLINE).await? {
-        StateResponse::Manifest(manifest) => Fetch::new(manifest, cap_bytes).map_err(|error| error.to_string()),
+        StateResponse::Manifest(manifest) => {
+            Fetch::new(manifest, cap_bytes).map_err(|error| error.to_string())
+        }
         StateResponse::Unavailable(reason) => Err(reason),
         StateResponse::Chunk(_) => Err("answered a question that was not asked".into()),
     }
@@ -91,12 +122,18 @@ async fn complete(net: &Net, holder: PeerId, fetch: &mut Fetch) -> Result<(), St
         let request = StateRequest::Chunk { blob, index };
         (index, ask(net, holder, &request, CHUNK_DEADLINE).await)
     };
-    let mut answers = stream::iter(missing).map(ask_chunk).buffer_unordered(IN_FLIGHT);
+    let mut answers = stream::iter(missing)
+        .map(ask_chunk)
+        .buffer_unordered(IN_FLIGHT);
     while let Some((index, answer)) = answers.next().await {
         match answer? {
-            StateResponse::Chunk(bytes) => fetch.chunk(index, &bytes).map_err(|error| error.to_string())?,
+            StateResponse::Chunk(bytes) => fetch
+                .chunk(index, &bytes)
+                .map_err(|error| error.to_string())?,
             StateResponse::Unavailable(reason) => return Err(reason),
-            StateResponse::Manifest(_) => return Err("answered a question that was not asked".into()),
+            StateResponse::Manifest(_) => {
+                return Err("answered a question that was not asked".into());
+            }
         }
     }
     Ok(())

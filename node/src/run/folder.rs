@@ -38,8 +38,18 @@ impl JobResult {
         let best = self.best.as_ref()?;
         let number = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
         let (accuracy, loss) = (number(best.accuracy), number(best.loss));
-        let candidate = Candidate { accuracy, loss, digest: best.hash.0, step: 0 };
-        Some(Decision { round: 1, steward: best.peer.0, winner: best.peer.0, candidate })
+        let candidate = Candidate {
+            accuracy,
+            loss,
+            digest: best.hash.0,
+            step: 0,
+        };
+        Some(Decision {
+            round: 1,
+            steward: best.peer.0,
+            winner: best.peer.0,
+            candidate,
+        })
     }
 }
 
@@ -67,14 +77,20 @@ impl JobFolder {
 
     /// All jobs below `home` whose signed file can be read; the rest is named in the log and left alone.
     pub fn all(home: &Path) -> Vec<SignedJob> {
-        let Ok(entries) = fs::read_dir(home.join("jobs")) else { return Vec::new() };
+        let Ok(entries) = fs::read_dir(home.join("jobs")) else {
+            return Vec::new();
+        };
         let mut jobs = Vec::new();
         for entry in entries.flatten() {
             let path = entry.path().join("job");
             let read = fs::read(&path).map_err(|error| error.to_string());
-            match read.and_then(|bytes| SignedJob::decode(&bytes).map_err(|error| error.to_string())) {
+            match read
+                .and_then(|bytes| SignedJob::decode(&bytes).map_err(|error| error.to_string()))
+            {
                 Ok(job) => jobs.push(job),
-                Err(error) => tracing::warn!(path = %path.display(), error, "job folder is left out"),
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), error, "job folder is left out")
+                }
             }
         }
         jobs
@@ -114,7 +130,10 @@ impl JobFolder {
     /// # Errors
     /// The file cannot be written; the job is not closed then.
     pub fn save_result(&self, result: &JobResult) -> io::Result<()> {
-        write_whole(&self.0.join("result.json"), &serde_json::to_vec_pretty(result)?)
+        write_whole(
+            &self.0.join("result.json"),
+            &serde_json::to_vec_pretty(result)?,
+        )
     }
 }
 

@@ -155,18 +155,28 @@ impl Journal {
     /// Opens the journal at `path` for appending. Without it the job runs on, and says so in the log.
     pub fn open(path: &Path) -> Self {
         let file = OpenOptions::new().create(true).append(true).open(path);
-        let file = file.map_err(|error| tracing::error!(path = %path.display(), %error, "no journal is kept"));
-        Self { file: file.ok().map(BufWriter::new), lost_lines: 0 }
+        let file = file
+            .map_err(|error| tracing::error!(path = %path.display(), %error, "no journal is kept"));
+        Self {
+            file: file.ok().map(BufWriter::new),
+            lost_lines: 0,
+        }
     }
 
     /// Appends an entry.
     pub fn write(&mut self, entry: &Entry<'_>) {
         let Some(file) = &mut self.file else { return };
-        let line = Line { t_ms: now_ms(), lost_lines: self.lost_lines, entry };
-        let written = serde_json::to_vec(&line).map_err(std::io::Error::from).and_then(|mut line| {
-            line.push(b'\n');
-            file.write_all(&line)
-        });
+        let line = Line {
+            t_ms: now_ms(),
+            lost_lines: self.lost_lines,
+            entry,
+        };
+        let written = serde_json::to_vec(&line)
+            .map_err(std::io::Error::from)
+            .and_then(|mut line| {
+                line.push(b'\n');
+                file.write_all(&line)
+            });
         self.note(written);
         if !matches!(entry, Entry::Step { .. }) {
             self.flush();
@@ -196,10 +206,15 @@ impl Journal {
 
 /// Milliseconds since 1970.
 pub fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_millis() as u64)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |elapsed| elapsed.as_millis() as u64)
 }
 
 /// The per-link counters of a line.
 pub fn links(stats: &BTreeMap<PeerId, LinkStats>) -> BTreeMap<String, [u64; 2]> {
-    stats.iter().map(|(peer, link)| (peer.short(), [link.bytes_in, link.bytes_out])).collect()
+    stats
+        .iter()
+        .map(|(peer, link)| (peer.short(), [link.bytes_in, link.bytes_out]))
+        .collect()
 }

@@ -51,5 +51,10 @@ pub fn start(context: JobContext) -> JobHandle {
     let packets = coder.0.clone();
     let (status_sender, status) = watch::channel(driver::first_status(&context));
     tokio::spawn(driver::run(context, event_queue, coder, status_sender));
-    JobHandle { id, events, packets, status }
+    JobHandle {
+        id,
+        events,
+        packets,
+        status,
+    }
 }

@@ -45,12 +45,22 @@ pub(super) fn prepare(
 ) -> Result<Prepared, String> {
     let data = data::load(&file.data, private).map_err(|error| error.to_string())?;
     let shape = data.train.input_shape();
-    let model = Model::new(&file.model, shape, data.train.n_classes(), file.seed).map_err(|error| error.to_string())?;
-    let mut trainer = Trainer::new(model, file.train.optimiser.clone()).map_err(|error| error.to_string())?;
-    let store = Store::new(folder.checkpoints(), file.checkpoint.keep as usize).map_err(|error| error.to_string())?;
+    let model = Model::new(&file.model, shape, data.train.n_classes(), file.seed)
+        .map_err(|error| error.to_string())?;
+    let mut trainer =
+        Trainer::new(model, file.train.optimiser.clone()).map_err(|error| error.to_string())?;
+    let store = Store::new(folder.checkpoints(), file.checkpoint.keep as usize)
+        .map_err(|error| error.to_string())?;
     let newest = store.newest().map_err(|error| error.to_string())?;
-    let skipped = newest.skipped.iter().map(|skipped| format!("{}: {}", skipped.path.display(), skipped.reason)).collect();
-    let mut progress = Progress { job: id.to_string(), ..Progress::default() };
+    let skipped = newest
+        .skipped
+        .iter()
+        .map(|skipped| format!("{}: {}", skipped.path.display(), skipped.reason))
+        .collect();
+    let mut progress = Progress {
+        job: id.to_string(),
+        ..Progress::default()
+    };
     if let Some(found) = newest.found {
         match trainer.restore(&found.0) {
             Ok(()) => progress = found.1,
@@ -58,7 +68,19 @@ pub(super) fn prepare(
         }
     }
     let digest = Digest(trainer.model().weights_hash());
-    let holding = Holding { samples: progress.samples, step: progress.step, digest };
+    let holding = Holding {
+        samples: progress.samples,
+        step: progress.step,
+        digest,
+    };
     let layout = trainer.layout().clone();
-    Ok(Prepared { trainer, data: Arc::new(data), layout, holding, progress, store, skipped })
+    Ok(Prepared {
+        trainer,
+        data: Arc::new(data),
+        layout,
+        holding,
+        progress,
+        store,
+        skipped,
+    })
 }

@@ -38,15 +38,23 @@ pub(super) fn state(driver: &mut Driver, request: StateRequest, reply: oneshot::
                 return;
             };
             let (copied, copy) = oneshot::channel();
-            driver.tell_trainer(Command::Copy { from_step, reply: copied });
-            let (blobs, samples) = (driver.context.blobs.clone(), driver.agreement.mesh_samples());
+            driver.tell_trainer(Command::Copy {
+                from_step,
+                reply: copied,
+            });
+            let (blobs, samples) = (
+                driver.context.blobs.clone(),
+                driver.agreement.mesh_samples(),
+            );
             let commands = threads.commands.clone();
             tokio::spawn(async move {
                 let answer = match copy.await {
                     Ok(replica) => {
                         let Replica { step, snapshot, .. } = replica;
                         let offer = move || blobs.offer(snapshot.encode(), step, samples);
-                        tokio::task::spawn_blocking(offer).await.map(StateResponse::Manifest)
+                        tokio::task::spawn_blocking(offer)
+                            .await
+                            .map(StateResponse::Manifest)
                     }
                     Err(_) => Ok(StateResponse::Unavailable("training has ended here".into())),
                 };
@@ -57,7 +65,11 @@ pub(super) fn state(driver: &mut Driver, request: StateRequest, reply: oneshot::
             });
         }
         StateRequest::Weights { digest, .. } => {
-            let kept = driver.kept.as_ref().filter(|(kept, _)| *kept == digest).map(|(_, snapshot)| snapshot.clone());
+            let kept = driver
+                .kept
+                .as_ref()
+                .filter(|(kept, _)| *kept == digest)
+                .map(|(_, snapshot)| snapshot.clone());
             let (blobs, path, file) = (
                 driver.context.blobs.clone(),
                 driver.context.folder.model(),
@@ -67,7 +79,9 @@ pub(super) fn state(driver: &mut Driver, request: StateRequest, reply: oneshot::
             tokio::task::spawn_blocking(move || {
                 let found = kept.map_or_else(|| agreed_weights(&path, &file.model, digest), Ok);
                 let answer = match found {
-                    Ok(snapshot) => StateResponse::Manifest(blobs.offer(encode_weights(&snapshot), step, 0)),
+                    Ok(snapshot) => {
+                        StateResponse::Manifest(blobs.offer(encode_weights(&snapshot), step, 0))
+                    }
                     Err(reason) => StateResponse::Unavailable(reason),
                 };
                 let _ = reply.send(codec::encode(&answer));
@@ -80,11 +94,7 @@ pub(super) fn state(driver: &mut Driver, request: StateRequest, reply: oneshot::
 }
 
 /// The weights of the finished model on disk, if they are the ones asked for.
-fn agreed_weights(
-    path: &Path,
-    config: &ModelConfig,
-    digest: Digest,
-) -> Result<Snapshot, String> {
+fn agreed_weights(path: &Path, config: &ModelConfig, digest: Digest) -> Result<Snapshot, String> {
     let import = checkpoint::import(path).map_err(|error| error.to_string())?;
     if import.model.layout().config != *config || Digest(import.model.weights_hash()) != digest {
         return Err("other weights are held here".into());
@@ -106,22 +116,34 @@ pub(super) fn question(driver: &mut Driver, question: Question) {
             Question::Evaluate(reply) => {
                 let judged = checkpoint::import(&folder.model()).map_err(|error| error.to_string());
                 let judged = judged.and_then(|import| {
-                    let data = data::load(&file.data, &private).map_err(|error| error.to_string())?;
+                    let data =
+                        data::load(&file.data, &private).map_err(|error| error.to_string())?;
                     judge_model(import.model, &data.validation)
                 });
-                let _ = reply.send(judged.unwrap_or_else(|error| failure(ErrorCode::Internal, error)));
+                let _ =
+                    reply.send(judged.unwrap_or_else(|error| failure(ErrorCode::Internal, error)));
             }
         });
         return;
     }
     let Some(threads) = &driver.threads else {
-        let reason = driver.figures.failure.clone().unwrap_or_else(|| "nothing is trained yet".into());
+        let reason = driver
+            .figures
+            .failure
+            .clone()
+            .unwrap_or_else(|| "nothing is trained yet".into());
         let (Question::Export(_, reply) | Question::Evaluate(reply)) = question;
-        let _ = reply.send(failure(ErrorCode::Refused, format!("job {} has no model: {reason}", job.short())));
+        let _ = reply.send(failure(
+            ErrorCode::Refused,
+            format!("job {} has no model: {reason}", job.short()),
+        ));
         return;
     };
     let (copied, copy) = oneshot::channel();
-    driver.tell_trainer(Command::Copy { from_step: 0, reply: copied });
+    driver.tell_trainer(Command::Copy {
+        from_step: 0,
+        reply: copied,
+    });
     let (layout, normalisation) = (threads.layout.clone(), threads.normalisation.clone());
     let (data, me) = (threads.data.clone(), driver.context.net.local());
     let evaluation = driver.figures.latest();
@@ -133,7 +155,10 @@ pub(super) fn question(driver: &mut Driver, question: Question) {
         }
         let Ok(replica) = copy.await else {
             let (Question::Export(_, reply) | Question::Evaluate(reply)) = question;
-            let _ = reply.send(failure(ErrorCode::Refused, "training has just ended; ask again".into()));
+            let _ = reply.send(failure(
+                ErrorCode::Refused,
+                "training has just ended; ask again".into(),
+            ));
             return;
         };
         let _ = tokio::task::spawn_blocking(move || match question {
@@ -141,15 +166,22 @@ pub(super) fn question(driver: &mut Driver, question: Question) {
                 let hash = Hex(Digest(replica.snapshot.weights_hash()));
                 let written = checkpoint::export(&path, &replica.snapshot, &layout, &normalisation);
                 let (accuracy, loss) = evaluation;
-                let best = Best { peer: Hex(me), accuracy, loss, hash };
+                let best = Best {
+                    peer: Hex(me),
+                    accuracy,
+                    loss,
+                    hash,
+                };
                 let _ = reply.send(match written {
                     Ok(()) => exported(job, path, best),
                     Err(error) => failure(ErrorCode::Internal, error.to_string()),
                 });
             }
             Question::Evaluate(reply) => {
-                let judged = judge_replica(&layout, &optimiser, &replica.snapshot, &data.validation);
-                let _ = reply.send(judged.unwrap_or_else(|error| failure(ErrorCode::Internal, error)));
+                let judged =
+                    judge_replica(&layout, &optimiser, &replica.snapshot, &data.validation);
+                let _ =
+                    reply.send(judged.unwrap_or_else(|error| failure(ErrorCode::Internal, error)));
             }
         })
         .await;
@@ -158,13 +190,18 @@ pub(super) fn question(driver: &mut Driver, question: Question) {
 
 fn export_finished(job: JobId, folder: &super::folder::JobFolder, path: &Path) -> Response {
     let Some(best) = folder.result().and_then(|result| result.best) else {
-        return failure(ErrorCode::NotFound, format!("job {} has no model", job.short()));
+        return failure(
+            ErrorCode::NotFound,
+            format!("job {} has no model", job.short()),
+        );
     };
     let read = checkpoint::import(&folder.model()).map_err(|error| error.to_string());
     let written = read.and_then(|import| {
         let layout = import.model.layout().clone();
-        let snapshot = checkpoint::import_weights(&folder.model(), &layout).map_err(|error| error.to_string())?;
-        checkpoint::export(path, &snapshot, &layout, &import.normalisation).map_err(|error| error.to_string())
+        let snapshot = checkpoint::import_weights(&folder.model(), &layout)
+            .map_err(|error| error.to_string())?;
+        checkpoint::export(path, &snapshot, &layout, &import.normalisation)
+            .map_err(|error| error.to_string())
     });
     match written {
         Ok(()) => exported(job, path.to_owned(), best),
@@ -174,7 +211,12 @@ fn export_finished(job: JobId, folder: &super::folder::JobFolder, path: &Path) -
 
 fn exported(job: JobId, path: PathBuf, best: Best) -> Response {
     let bytes = std::fs::metadata(&path).map_or(0, |meta| meta.len());
-    Response::Exported(Exported { job: Hex(job), path, bytes, best })
+    Response::Exported(Exported {
+        job: Hex(job),
+        path,
+        bytes,
+        best,
+    })
 }
 
 /// Judges a copied replica in a model of its own, so that training goes on.
@@ -189,15 +231,19 @@ fn judge_replica(
         Trainer::new(model, optimiser.clone()).map_err(|error| error.to_string())
     });
     let mut trainer = trainer?;
-    trainer.restore(snapshot).map_err(|error| error.to_string())?;
-    let evaluation = trainer.evaluate(data, 0..data.len(), EVALUATION_BATCH).map_err(|error| error.to_string())?;
+    trainer
+        .restore(snapshot)
+        .map_err(|error| error.to_string())?;
+    let evaluation = trainer
+        .evaluate(data, 0..data.len(), EVALUATION_BATCH)
+        .map_err(|error| error.to_string())?;
     Ok(judged(&evaluation, snapshot.weights_hash()))
 }
 
 fn judge_model(mut model: Model, data: &data::Dataset) -> Result<Response, String> {
     let rows = 0..data.len();
-    let evaluation =
-        train::evaluate(&mut model, data, rows, EVALUATION_BATCH).map_err(|error| error.to_string())?;
+    let evaluation = train::evaluate(&mut model, data, rows, EVALUATION_BATCH)
+        .map_err(|error| error.to_string())?;
     Ok(judged(&evaluation, model.weights_hash()))
 }
 
@@ -211,5 +257,9 @@ fn judged(evaluation: &Evaluation, hash: [u8; 32]) -> Response {
 }
 
 fn failure(code: ErrorCode, message: String) -> Response {
-    Response::Error(Failure { code, message, fix: String::new() })
+    Response::Error(Failure {
+        code,
+        message,
+        fix: String::new(),
+    })
 }

@@ -81,8 +81,13 @@ impl Figures {
         self.train_len = prepared.data.train.len() as u64;
         self.digest = Some(prepared.holding.digest);
         let past = prepared.progress.extra.get(CONTRIBUTIONS).cloned();
-        let past: BTreeMap<String, Work> = past.and_then(|past| serde_json::from_value(past).ok()).unwrap_or_default();
-        self.past = past.into_iter().filter_map(|(peer, work)| Some((peer.parse().ok()?, work))).collect();
+        let past: BTreeMap<String, Work> = past
+            .and_then(|past| serde_json::from_value(past).ok())
+            .unwrap_or_default();
+        self.past = past
+            .into_iter()
+            .filter_map(|(peer, work)| Some((peer.parse().ok()?, work)))
+            .collect();
     }
 
     /// The first view: the clock of `stop.seconds` starts.
@@ -101,7 +106,9 @@ impl Figures {
     ) {
         self.step = step;
         self.digest = None;
-        let mean = self.train_loss.map_or(loss, |mean| mean + LOSS_WEIGHT * (loss - mean));
+        let mean = self
+            .train_loss
+            .map_or(loss, |mean| mean + LOSS_WEIGHT * (loss - mean));
         self.train_loss = mean.is_finite().then_some(mean);
         let work = &mut self.contribution;
         work.steps += 1;
@@ -112,19 +119,27 @@ impl Figures {
     }
 
     pub(super) fn evaluated(&mut self, step: u64, evaluation: &Evaluation) {
-        tracing::debug!(step, accuracy = evaluation.accuracy, "looked at the validation set");
+        tracing::debug!(
+            step,
+            accuracy = evaluation.accuracy,
+            "looked at the validation set"
+        );
         self.evaluation = Some(*evaluation);
     }
 
     /// Accuracy and loss of the latest look at the validation set.
     pub(super) fn latest(&self) -> (Option<f64>, Option<f64>) {
-        let loss = self.evaluation.map(|evaluation| evaluation.loss).filter(|loss| loss.is_finite());
+        let loss = self
+            .evaluation
+            .map(|evaluation| evaluation.loss)
+            .filter(|loss| loss.is_finite());
         (self.evaluation.map(|evaluation| evaluation.accuracy), loss)
     }
 
     pub(super) fn links(&mut self, report: &Report) {
         self.contribution.bytes_out = report.links.values().map(|link| link.bytes_out).sum();
-        self.contribution.dense_bytes_out = report.links.values().map(|link| link.dense_bytes_out).sum();
+        self.contribution.dense_bytes_out =
+            report.links.values().map(|link| link.dense_bytes_out).sum();
         self.bytes_in = report.links.values().map(|link| link.bytes_in).sum();
         self.refused = report.links.values().map(|link| link.refused).sum();
     }
@@ -139,7 +154,11 @@ impl Figures {
 
     pub(super) fn sample_rate(&mut self, samples_mesh: u64) {
         let now = Instant::now();
-        if self.rates.back().is_some_and(|(_, last)| samples_mesh < *last) {
+        if self
+            .rates
+            .back()
+            .is_some_and(|(_, last)| samples_mesh < *last)
+        {
             self.rates.clear();
         }
         self.rates.push_back((now, samples_mesh));
@@ -167,13 +186,20 @@ impl Figures {
         {
             return Some(format!("stop.epochs = {epochs} reached"));
         }
-        let seconds = self.stop.seconds.filter(|seconds| began.elapsed().as_secs_f64() >= *seconds)?;
+        let seconds = self
+            .stop
+            .seconds
+            .filter(|seconds| began.elapsed().as_secs_f64() >= *seconds)?;
         Some(format!("stop.seconds = {seconds} reached"))
     }
 
     /// Why training is enough, by an evaluation of the whole validation set.
     pub(super) fn target_met(&self, evaluation: &Evaluation) -> Option<String> {
-        if let Some(accuracy) = self.stop.accuracy.filter(|target| evaluation.accuracy >= *target) {
+        if let Some(accuracy) = self
+            .stop
+            .accuracy
+            .filter(|target| evaluation.accuracy >= *target)
+        {
             return Some(format!("stop.accuracy = {accuracy} reached"));
         }
         let loss = self.stop.loss.filter(|target| evaluation.loss <= *target)?;
@@ -194,7 +220,12 @@ impl Figures {
     }
 
     /// What goes into `result.json` and the report.
-    pub(super) fn result(&self, agreement: &Agreement, decision: Option<Decision>, reason: &str) -> JobResult {
+    pub(super) fn result(
+        &self,
+        agreement: &Agreement,
+        decision: Option<Decision>,
+        reason: &str,
+    ) -> JobResult {
         JobResult {
             reason: reason.to_owned(),
             best: decision.map(best),
@@ -203,9 +234,15 @@ impl Figures {
         }
     }
 
-    pub(super) fn contributions_for_checkpoint(&self, agreement: &Agreement) -> BTreeMap<String, serde_json::Value> {
+    pub(super) fn contributions_for_checkpoint(
+        &self,
+        agreement: &Agreement,
+    ) -> BTreeMap<String, serde_json::Value> {
         let all = self.all_work(agreement);
-        let named: BTreeMap<String, Work> = all.into_iter().map(|(peer, work)| (peer.to_string(), work)).collect();
+        let named: BTreeMap<String, Work> = all
+            .into_iter()
+            .map(|(peer, work)| (peer.to_string(), work))
+            .collect();
         let value = serde_json::to_value(named).unwrap_or_default();
         BTreeMap::from([(CONTRIBUTIONS.to_owned(), value)])
     }
@@ -230,20 +267,29 @@ impl Figures {
             let heard = agreement.heard().get(&peer).map(|beat| beat.batch);
             heard.unwrap_or_else(|| agreement.own_beat().batch)
         };
-        let list = self.all_work(agreement).into_iter().map(|(peer, work)| Contribution {
-            peer: Hex(peer),
-            steps: work.steps,
-            samples: work.samples,
-            bytes_out: work.bytes_out,
-            compression: (work.bytes_out > 0).then(|| work.dense_bytes_out as f64 / work.bytes_out as f64),
-            seconds_waiting: work.waiting_us as f64 / 1e6,
-            batch: batch(peer),
-        });
+        let list = self
+            .all_work(agreement)
+            .into_iter()
+            .map(|(peer, work)| Contribution {
+                peer: Hex(peer),
+                steps: work.steps,
+                samples: work.samples,
+                bytes_out: work.bytes_out,
+                compression: (work.bytes_out > 0)
+                    .then(|| work.dense_bytes_out as f64 / work.bytes_out as f64),
+                seconds_waiting: work.waiting_us as f64 / 1e6,
+                batch: batch(peer),
+            });
         list.collect()
     }
 
     /// Everything, for users.
-    pub(super) fn status(&self, context: &JobContext, agreement: &Agreement, reason: &str) -> JobStatus {
+    pub(super) fn status(
+        &self,
+        context: &JobContext,
+        agreement: &Agreement,
+        reason: &str,
+    ) -> JobStatus {
         let beat = agreement.own_beat();
         let (phase, reason) = self.phase(context, agreement, &beat.standing, reason);
         let samples_mesh = agreement.mesh_samples();
@@ -259,14 +305,24 @@ impl Figures {
             phase,
             reason,
             step: self.step,
-            epoch: if self.train_len > 0 { samples_mesh as f64 / self.train_len as f64 } else { 0.0 },
+            epoch: if self.train_len > 0 {
+                samples_mesh as f64 / self.train_len as f64
+            } else {
+                0.0
+            },
             samples_own: self.contribution.samples,
             samples_mesh,
             train_loss: self.train_loss.map(f64::from),
-            val_loss: self.evaluation.and_then(|evaluation| finite(evaluation.loss)),
+            val_loss: self
+                .evaluation
+                .and_then(|evaluation| finite(evaluation.loss)),
             val_accuracy: self.evaluation.map(|evaluation| evaluation.accuracy),
             samples_per_s_mesh: self.rate.filter(|_| phase == Phase::Running),
-            peers: view.iter().flat_map(|view| &view.members).map(|member| Hex(member.peer)).collect(),
+            peers: view
+                .iter()
+                .flat_map(|view| &view.members)
+                .map(|member| Hex(member.peer))
+                .collect(),
             view: view.map_or(0, |view| view.stamp.number),
             bytes_in: self.bytes_in,
             bytes_out: self.contribution.bytes_out,
@@ -278,8 +334,10 @@ impl Figures {
             started_ms: self.started_ms,
             best: closed.map_or_else(|| self.best.map(best), |result| result.best.clone()),
             model_hash: self.digest.map(Hex),
-            contributions: closed
-                .map_or_else(|| self.contributions(agreement), |result| result.contributions.clone()),
+            contributions: closed.map_or_else(
+                || self.contributions(agreement),
+                |result| result.contributions.clone(),
+            ),
             refused_updates: self.refused + self.refused_own,
         }
     }
@@ -292,18 +350,29 @@ impl Figures {
         reason: &str,
     ) -> (Phase, Option<String>) {
         if let Some(result) = &self.closed_result {
-            return (finished(&result.reason, result.best.is_some()), Some(result.reason.clone()));
+            return (
+                finished(&result.reason, result.best.is_some()),
+                Some(result.reason.clone()),
+            );
         }
         if self.closed && self.failure.is_none() {
-            return (finished(reason, self.best.is_some()), Some(reason.to_owned()));
+            return (
+                finished(reason, self.best.is_some()),
+                Some(reason.to_owned()),
+            );
         }
         if let Some(failure) = &self.failure {
             return (Phase::Failed, Some(failure.clone()));
         }
         match standing {
-            Standing::Preparing => (Phase::Waiting, Some("loading data and building the model".into())),
+            Standing::Preparing => (
+                Phase::Waiting,
+                Some("loading data and building the model".into()),
+            ),
             Standing::Ready(_) => {
-                let ready = |beat: &&skein_gossip::message::Beat| matches!(beat.standing, Standing::Ready(_));
+                let ready = |beat: &&skein_gossip::message::Beat| {
+                    matches!(beat.standing, Standing::Ready(_))
+                };
                 let n_ready = 1 + agreement.heard().values().filter(ready).count();
                 let reason = if agreement.heard().values().any(|beat| beat.view.is_some()) {
                     "waiting to be admitted by the peers that train".to_owned()
@@ -321,17 +390,27 @@ impl Figures {
 
     /// How far the nearest condition that can be foreseen is, and how long it takes.
     fn foresee(&self, samples_mesh: u64) -> (Option<f64>, Option<f64>) {
-        let Some(began) = self.began.filter(|_| !self.closed) else { return (None, None) };
+        let Some(began) = self.began.filter(|_| !self.closed) else {
+            return (None, None);
+        };
         let elapsed = began.elapsed().as_secs_f64();
         let steps = self.stop.steps.map(|steps| self.step as f64 / steps as f64);
         let len = self.train_len.max(1) as f64;
-        let epochs = self.stop.epochs.map(|epochs| samples_mesh as f64 / (epochs * len));
+        let epochs = self
+            .stop
+            .epochs
+            .map(|epochs| samples_mesh as f64 / (epochs * len));
         let seconds = self.stop.seconds.map(|seconds| elapsed / seconds);
-        let done = [steps, epochs, seconds].into_iter().flatten().fold(None, |most: Option<f64>, next| {
-            Some(most.map_or(next, |most| most.max(next)))
-        });
+        let done = [steps, epochs, seconds]
+            .into_iter()
+            .flatten()
+            .fold(None, |most: Option<f64>, next| {
+                Some(most.map_or(next, |most| most.max(next)))
+            });
         let done = done.map(|done| done.clamp(0.0, 1.0));
-        let eta = done.filter(|done| *done > 0.001).map(|done| elapsed * (1.0 - done) / done);
+        let eta = done
+            .filter(|done| *done > 0.001)
+            .map(|done| elapsed * (1.0 - done) / done);
         (done, eta)
     }
 }

@@ -41,7 +41,10 @@ pub(super) struct Threads {
 impl Threads {
     /// Ends both threads, after the step they are at.
     pub(super) fn end(&self, coder: &mpsc::Sender<coder::Input>) {
-        for sent in [self.commands.try_send(Command::End).is_ok(), coder.try_send(coder::Input::End).is_ok()] {
+        for sent in [
+            self.commands.try_send(Command::End).is_ok(),
+            coder.try_send(coder::Input::End).is_ok(),
+        ] {
             if !sent {
                 tracing::debug!("a thread is busy; it ends with the process");
             }
@@ -55,12 +58,19 @@ impl Threads {
 }
 
 fn weights_only(layout: &Layout) -> Layout {
-    Layout { optimiser: Vec::new(), ..layout.clone() }
+    Layout {
+        optimiser: Vec::new(),
+        ..layout.clone()
+    }
 }
 
 /// The bytes of a snapshot's weights without the optimiser's state.
 pub(super) fn encode_weights(snapshot: &Snapshot) -> Vec<u8> {
-    Snapshot { optimiser: Vec::new(), ..snapshot.clone() }.encode()
+    Snapshot {
+        optimiser: Vec::new(),
+        ..snapshot.clone()
+    }
+    .encode()
 }
 
 /// Loads data, model and checkpoint on a thread of its own.
@@ -83,7 +93,11 @@ pub(super) fn start(
 ) -> Result<Threads, String> {
     let file = &context.file;
     let synchronous = file.exchange.mode == ExchangeMode::Sync;
-    let mode = if synchronous { Mode::Synchronous } else { Mode::Asynchronous };
+    let mode = if synchronous {
+        Mode::Synchronous
+    } else {
+        Mode::Asynchronous
+    };
     let config = exchange::Config {
         mode,
         fraction: file.exchange.fraction as f32,
@@ -93,9 +107,15 @@ pub(super) fn start(
         },
         level: file.exchange.level,
     };
-    let lengths: Vec<usize> = prepared.layout.parameters.iter().map(|segment| segment.len).collect();
+    let lengths: Vec<usize> = prepared
+        .layout
+        .parameters
+        .iter()
+        .map(|segment| segment.len)
+        .collect();
     let layout = GradientLayout::new(&lengths).map_err(|error| error.to_string())?;
-    let exchange = Exchange::new(context.id, context.net.local(), config, &layout).map_err(|error| error.to_string())?;
+    let exchange = Exchange::new(context.id, context.net.local(), config, &layout)
+        .map_err(|error| error.to_string())?;
     let (commands, command_queue) = mpsc::channel(trainer::COMMANDS);
     let (event_queue, events) = mpsc::channel(trainer::EVENTS);
     let (report, reports) = watch::channel(coder::Report::default());
@@ -135,7 +155,9 @@ pub(super) fn start(
     };
     let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
         let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
-        spawned.map(|_| ()).map_err(|error| format!("no thread for {name}: {error}"))
+        spawned
+            .map(|_| ())
+            .map_err(|error| format!("no thread for {name}: {error}"))
     };
     spawn("trainer", Box::new(move || training.run()))?;
     spawn("coder", Box::new(move || coding.run()))?;
@@ -155,8 +177,14 @@ pub(super) fn start(
 
 /// Loads a fetched replica into the training thread.
 pub(super) fn restore(driver: &Driver, manifest: Manifest, bytes: Vec<u8>, took: Duration) {
-    let Some(threads) = &driver.threads else { return };
-    let (commands, layout, done) = (threads.commands.clone(), threads.layout.clone(), driver.done.clone());
+    let Some(threads) = &driver.threads else {
+        return;
+    };
+    let (commands, layout, done) = (
+        threads.commands.clone(),
+        threads.layout.clone(),
+        driver.done.clone(),
+    );
     let donors = driver.agreement.donors(driver.now());
     tokio::spawn(async move {
         let length = bytes.len() as u64;
@@ -165,7 +193,12 @@ pub(super) fn restore(driver: &Driver, manifest: Manifest, bytes: Vec<u8>, took:
             Ok(Ok(snapshot)) => {
                 let (reply, answer) = oneshot::channel();
                 let snapshot = Box::new(snapshot);
-                let restore = Command::Restore { snapshot, step: manifest.step, position: None, reply };
+                let restore = Command::Restore {
+                    snapshot,
+                    step: manifest.step,
+                    position: None,
+                    reply,
+                };
                 let sent = commands.send(restore).await.is_ok();
                 let answer = if sent { answer.await.ok() } else { None };
                 answer.unwrap_or_else(|| Err("the training thread has ended".into()))
@@ -174,27 +207,41 @@ pub(super) fn restore(driver: &Driver, manifest: Manifest, bytes: Vec<u8>, took:
             Err(error) => Err(error.to_string()),
         };
         let (step, samples) = (manifest.step, manifest.samples);
-        let _ = done.send(Done::Restored { step, samples, donors, bytes: length, took, outcome }).await;
+        let _ = done
+            .send(Done::Restored {
+                step,
+                samples,
+                donors,
+                bytes: length,
+                took,
+                outcome,
+            })
+            .await;
     });
 }
 
 /// Asks the training thread for this peer's candidate.
 pub(super) fn candidate(driver: &Driver) {
-    let Some(threads) = &driver.threads else { return };
+    let Some(threads) = &driver.threads else {
+        return;
+    };
     let (commands, done) = (threads.commands.clone(), driver.done.clone());
     tokio::spawn(async move {
         let (reply, answer) = oneshot::channel();
         let sent = commands.send(Command::Candidate { reply }).await.is_ok();
         let answer = if sent { answer.await.ok() } else { None };
         let candidate = answer.unwrap_or_else(|| Err("the training thread has ended".into()));
-        let candidate = candidate.map(|(step, evaluation, snapshot)| (step, evaluation, Box::new(snapshot)));
+        let candidate =
+            candidate.map(|(step, evaluation, snapshot)| (step, evaluation, Box::new(snapshot)));
         let _ = done.send(Done::Candidate(candidate)).await;
     });
 }
 
 /// Begins to write a checkpoint; false where that is not possible now.
 pub(super) fn checkpoint(driver: &Driver) -> bool {
-    let Some(saving) = save(driver) else { return false };
+    let Some(saving) = save(driver) else {
+        return false;
+    };
     let done = driver.done.clone();
     tokio::spawn(async move {
         let _ = done.send(Done::Saved(saving.await)).await;
@@ -217,14 +264,26 @@ fn save(driver: &Driver) -> Option<impl Future<Output = Result<u64, String>> + u
     let view = driver.agreement.view()?;
     // A replica that is still being fetched is worth nothing.
     view.member(driver.context.net.local())?;
-    let (commands, layout, store) = (threads.commands.clone(), threads.layout.clone(), threads.store.clone());
+    let (commands, layout, store) = (
+        threads.commands.clone(),
+        threads.layout.clone(),
+        threads.store.clone(),
+    );
     let normalisation = threads.normalisation.clone();
     let samples = driver.agreement.mesh_samples();
-    let extra = driver.figures.contributions_for_checkpoint(&driver.agreement);
+    let extra = driver
+        .figures
+        .contributions_for_checkpoint(&driver.agreement);
     let job = driver.context.id.to_string();
     Some(async move {
         let (reply, answer) = oneshot::channel();
-        commands.send(Command::Copy { from_step: 0, reply }).await.map_err(|_| "training has ended".to_owned())?;
+        commands
+            .send(Command::Copy {
+                from_step: 0,
+                reply,
+            })
+            .await
+            .map_err(|_| "training has ended".to_owned())?;
         let replica: Replica = answer.await.map_err(|_| "training has ended".to_owned())?;
         let step = replica.step;
         let progress = Progress {
@@ -236,7 +295,9 @@ fn save(driver: &Driver) -> Option<impl Future<Output = Result<u64, String>> + u
             extra,
         };
         let written = tokio::task::spawn_blocking(move || {
-            store.save(&replica.snapshot, &layout, &normalisation, &progress).map_err(|error| error.to_string())
+            store
+                .save(&replica.snapshot, &layout, &normalisation, &progress)
+                .map_err(|error| error.to_string())
         });
         written.await.map_err(|error| error.to_string())??;
         Ok(step)
@@ -244,11 +305,21 @@ fn save(driver: &Driver) -> Option<impl Future<Output = Result<u64, String>> + u
 }
 
 /// Writes the agreed model, then the result.
-pub(super) fn save_result(driver: &Driver, result: &JobResult, snapshot: Option<Snapshot>) -> Result<(), String> {
-    if let (Some(threads), Some(snapshot), true) = (&driver.threads, snapshot, result.best.is_some()) {
+pub(super) fn save_result(
+    driver: &Driver,
+    result: &JobResult,
+    snapshot: Option<Snapshot>,
+) -> Result<(), String> {
+    if let (Some(threads), Some(snapshot), true) =
+        (&driver.threads, snapshot, result.best.is_some())
+    {
         let path = driver.context.folder.model();
         checkpoint::export(&path, &snapshot, &threads.layout, &threads.normalisation)
             .map_err(|error| error.to_string())?;
     }
-    driver.context.folder.save_result(result).map_err(|error| error.to_string())
+    driver
+        .context
+        .folder
+        .save_result(result)
+        .map_err(|error| error.to_string())
 }

@@ -6,8 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use skein_model::data::{Batch, Sampler, Splits};
 use skein_model::config::Split;
+use skein_model::data::{Batch, Sampler, Splits};
 use skein_model::snapshot::Snapshot;
 use skein_model::train::{Evaluation, Trainer};
 use tokio::sync::{mpsc, oneshot};
@@ -171,7 +171,9 @@ pub struct TrainingThread {
 
 impl std::fmt::Debug for TrainingThread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TrainingThread").field("step", &self.step).finish_non_exhaustive()
+        f.debug_struct("TrainingThread")
+            .field("step", &self.step)
+            .finish_non_exhaustive()
     }
 }
 
@@ -259,7 +261,11 @@ impl State {
                 self.drop_merged();
                 self.outbox.n_steps = 0;
             }
-            Command::Membership { global_batch, others, shard } => {
+            Command::Membership {
+                global_batch,
+                others,
+                shard,
+            } => {
                 self.global_batch = global_batch.max(1);
                 self.others = others;
                 if shard != self.thread.shard {
@@ -277,8 +283,17 @@ impl State {
                 self.copies.push((from_step, reply));
                 self.give_copies();
             }
-            Command::Restore { snapshot, step, position, reply } => {
-                let restored = self.thread.trainer.restore(&snapshot).map_err(|error| error.to_string());
+            Command::Restore {
+                snapshot,
+                step,
+                position,
+                reply,
+            } => {
+                let restored = self
+                    .thread
+                    .trainer
+                    .restore(&snapshot)
+                    .map_err(|error| error.to_string());
                 if restored.is_ok() {
                     self.thread.step = step;
                     self.drop_merged();
@@ -354,13 +369,21 @@ impl State {
             let shards = shards(&self.thread.split);
             let shard = shards.map_or(self.thread.shard, |shards| self.thread.shard % shards);
             let seed = self.thread.settings.seed;
-            let sampler = Sampler::new(&self.thread.split, labels, seed, shard, self.thread.position);
+            let sampler = Sampler::new(
+                &self.thread.split,
+                labels,
+                seed,
+                shard,
+                self.thread.position,
+            );
             self.sampler = Some(sampler.map_err(|error| {
                 tracing::error!(%error, "no data for this peer");
                 "this peer's shard of the data is empty or does not exist"
             })?);
         }
-        let Some(sampler) = &mut self.sampler else { return Err("no sampler") };
+        let Some(sampler) = &mut self.sampler else {
+            return Err("no sampler");
+        };
         let rows = sampler.next_rows(self.thread.settings.batch as usize);
         self.thread.position = sampler.position();
         Ok(self.thread.data.train.batch(&rows))
@@ -368,7 +391,10 @@ impl State {
 
     fn fail(&mut self, reason: &'static str) -> bool {
         self.training = false;
-        self.thread.events.blocking_send(Event::Failed(reason)).is_ok()
+        self.thread
+            .events
+            .blocking_send(Event::Failed(reason))
+            .is_ok()
     }
 
     /// Leaves a step out whose numbers are of no use.
@@ -376,7 +402,8 @@ impl State {
         self.not_finite += 1;
         tracing::warn!(step = self.thread.step, error, "step left out");
         if self.not_finite > MAX_NOT_FINITE {
-            return self.fail("training diverged: the loss is not finite; lower train.optimiser.lr");
+            return self
+                .fail("training diverged: the loss is not finite; lower train.optimiser.lr");
         }
         if self.thread.settings.synchronous {
             // The others wait for this step: an empty gradient lets them go on.
@@ -390,11 +417,17 @@ impl State {
                 Wait::Closed => return false,
             }
             if self.thread.trainer.apply(&self.gradient).is_err() {
-                return self.fail("training diverged: the loss is not finite; lower train.optimiser.lr");
+                return self
+                    .fail("training diverged: the loss is not finite; lower train.optimiser.lr");
             }
             self.thread.step += 1;
         }
-        self.thread.events.blocking_send(Event::NotFinite { step: self.thread.step }).is_ok()
+        self.thread
+            .events
+            .blocking_send(Event::NotFinite {
+                step: self.thread.step,
+            })
+            .is_ok()
     }
 
     /// Synchronous: the mean gradient goes to the coder; the buffer comes back with the sum.
@@ -402,7 +435,12 @@ impl State {
         let mut values = self.outbox.spare.pop().unwrap_or_default();
         values.clear();
         values.extend_from_slice(&self.gradient);
-        let input = coder::Input::Gradient { step: self.thread.step, n_steps: 1, samples, values };
+        let input = coder::Input::Gradient {
+            step: self.thread.step,
+            n_steps: 1,
+            samples,
+            values,
+        };
         self.thread.coder.blocking_send(input).is_ok()
     }
 
@@ -438,16 +476,26 @@ impl State {
         let weight = samples as f32;
         if outbox.n_steps == 0 {
             outbox.samples = 0;
-            outbox.sum.iter_mut().zip(&self.gradient).for_each(|(sum, value)| *sum = weight * value);
+            outbox
+                .sum
+                .iter_mut()
+                .zip(&self.gradient)
+                .for_each(|(sum, value)| *sum = weight * value);
         } else {
-            outbox.sum.iter_mut().zip(&self.gradient).for_each(|(sum, value)| *sum += weight * value);
+            outbox
+                .sum
+                .iter_mut()
+                .zip(&self.gradient)
+                .for_each(|(sum, value)| *sum += weight * value);
         }
         outbox.n_steps += 1;
         outbox.samples += samples;
         if outbox.n_steps < self.thread.settings.every {
             return;
         }
-        let Some(next) = outbox.spare.pop() else { return };
+        let Some(next) = outbox.spare.pop() else {
+            return;
+        };
         let values = std::mem::replace(&mut outbox.sum, next);
         let input = coder::Input::Gradient {
             step: self.thread.step,
@@ -457,7 +505,9 @@ impl State {
         };
         match self.thread.coder.try_send(input) {
             Ok(()) => outbox.n_steps = 0,
-            Err(mpsc::error::TrySendError::Full(input) | mpsc::error::TrySendError::Closed(input)) => {
+            Err(
+                mpsc::error::TrySendError::Full(input) | mpsc::error::TrySendError::Closed(input),
+            ) => {
                 if let coder::Input::Gradient { values, .. } = input {
                     let spare = std::mem::replace(&mut outbox.sum, values);
                     outbox.spare.push(spare);
@@ -473,7 +523,10 @@ impl State {
             self.gradient.iter_mut().for_each(|value| *value *= weight);
         }
         if let Some((_, values)) = self.merged.take() {
-            self.gradient.iter_mut().zip(&values).for_each(|(own, other)| *own += other);
+            self.gradient
+                .iter_mut()
+                .zip(&values)
+                .for_each(|(own, other)| *own += other);
             self.give_back(values);
         }
     }
@@ -502,7 +555,8 @@ impl State {
 
     fn give_copies(&mut self) {
         let step = self.thread.step;
-        let (due, later): (Vec<_>, Vec<_>) = self.copies.drain(..).partition(|(from, _)| *from <= step);
+        let (due, later): (Vec<_>, Vec<_>) =
+            self.copies.drain(..).partition(|(from, _)| *from <= step);
         self.copies = later;
         for (_, reply) in due {
             let replica = Replica {
@@ -533,22 +587,44 @@ impl State {
         };
         let step = self.thread.step;
         let whole = evaluation.samples >= all;
-        let better = self.best_look.as_ref().is_none_or(|(best, ..)| evaluation.accuracy > best.accuracy);
+        let better = self
+            .best_look
+            .as_ref()
+            .is_none_or(|(best, ..)| evaluation.accuracy > best.accuracy);
         if better {
             self.best_look = Some((evaluation, step, self.thread.trainer.snapshot()));
         }
-        if self.thread.events.blocking_send(Event::Evaluated { step, evaluation, whole }).is_err() {
+        if self
+            .thread
+            .events
+            .blocking_send(Event::Evaluated {
+                step,
+                evaluation,
+                whole,
+            })
+            .is_err()
+        {
             return false;
         }
-        let meets = settings.target_accuracy.is_some_and(|target| evaluation.accuracy >= target)
-            || settings.target_loss.is_some_and(|target| evaluation.loss <= target);
+        let meets = settings
+            .target_accuracy
+            .is_some_and(|target| evaluation.accuracy >= target)
+            || settings
+                .target_loss
+                .is_some_and(|target| evaluation.loss <= target);
         if !meets || whole {
             return true;
         }
         match self.evaluate(all) {
-            Ok(evaluation) => {
-                self.thread.events.blocking_send(Event::Evaluated { step, evaluation, whole: true }).is_ok()
-            }
+            Ok(evaluation) => self
+                .thread
+                .events
+                .blocking_send(Event::Evaluated {
+                    step,
+                    evaluation,
+                    whole: true,
+                })
+                .is_ok(),
             Err(_) => self.fail("the validation set cannot be evaluated"),
         }
     }
@@ -558,14 +634,22 @@ impl State {
         let all = self.thread.data.validation.len();
         let now = self.evaluate(all)?;
         let current = (self.thread.step, now, self.thread.trainer.snapshot());
-        let Some((_, step, snapshot)) = self.best_look.take() else { return Ok(current) };
+        let Some((_, step, snapshot)) = self.best_look.take() else {
+            return Ok(current);
+        };
         if step == self.thread.step {
             return Ok(current);
         }
-        let restored = self.thread.trainer.restore(&snapshot).map_err(|error| error.to_string());
+        let restored = self
+            .thread
+            .trainer
+            .restore(&snapshot)
+            .map_err(|error| error.to_string());
         let then = restored.and_then(|()| self.evaluate(all));
         match then {
-            Ok(then) if (then.accuracy, -then.loss) > (now.accuracy, -now.loss) => Ok((step, then, snapshot)),
+            Ok(then) if (then.accuracy, -then.loss) > (now.accuracy, -now.loss) => {
+                Ok((step, then, snapshot))
+            }
             _ => Ok(current),
         }
     }
