@@ -44,7 +44,7 @@ pub fn steward_move(me: PeerId, members: &BTreeMap<PeerId, Option<EndingState>>)
         let holds = |state: &&EndingState| {
             state.holds && state.decision.is_some_and(|d| same_weights(&d, &decision))
         };
-        if states.values().all(|state| holds(&state)) {
+        if states.values().all(holds) {
             return Move::Close;
         }
         let offers = |state: &EndingState| {
@@ -52,7 +52,7 @@ pub fn steward_move(me: PeerId, members: &BTreeMap<PeerId, Option<EndingState>>)
                 .candidate
                 .is_some_and(|c| c.digest == decision.candidate.digest)
         };
-        if states.values().any(|state| holds(&state) || offers(state)) {
+        if states.values().any(|state| holds(state) || offers(state)) {
             return Move::Decide(decision);
         }
     }
