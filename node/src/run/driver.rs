@@ -241,11 +241,19 @@ impl Driver {
                 Message::View(_, view) => self.input(Input::View(from, view)),
                 Message::Leaving(_) => self.input(Input::Leaving(from)),
                 Message::Applied(_, seq) => self.tell_coder(coder::Input::Applied { from, seq }),
+                Message::Stop(_, reason) => self.input(Input::StopHolds(reason)),
                 Message::Job(_) => {}
             },
             Event::State(request, reply) => serve::state(self, request, reply),
             Event::Ask(question) => serve::question(self, question),
-            Event::Stop(reason) => self.input(Input::StopHolds(reason)),
+            Event::Stop(reason) => {
+                // Also from a peer that does not train itself.
+                let peers: Vec<PeerId> = self.agreement.heard().keys().copied().collect();
+                for peer in peers {
+                    self.send(peer, &Message::Stop(self.context.id, reason.clone()));
+                }
+                self.input(Input::StopHolds(reason));
+            }
             Event::Leave(_) => {}
         }
     }
