@@ -562,6 +562,10 @@ async fn last_words_arrive_before_the_end() {
         .unwrap_err();
     assert!(matches!(error, RequestError::NotConnected { .. }));
     assert_eq!(two.net.publish(Vec::new()), Err(PublishError::Closed));
+    assert!(matches!(
+        two.net.send(one.id(), Lane::Control, Vec::new()),
+        Err(SendError::NotConnected { .. })
+    ));
 }
 
 #[tokio::test]

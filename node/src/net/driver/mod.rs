@@ -122,6 +122,8 @@ impl Driver {
                 () = tokio::time::sleep_until(wakeup.into()) => {}
             }
         }
+        // Handles may outlive the driver; whoever sends now is told that nobody is connected.
+        self.contacts.close_queues();
         if let Some(beacon) = self.beacon.take() {
             beacon.stop().await;
         }
