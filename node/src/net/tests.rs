@@ -107,6 +107,7 @@ fn config(identity: Identity) -> Config {
         identity,
         mesh_key: KEY,
         listen: vec!["127.0.0.1:0".parse().unwrap()],
+        last_port: None,
         peers: Vec::new(),
         remembered: Vec::new(),
         interfaces: Vec::new(),
@@ -162,7 +163,8 @@ async fn two_nodes_connect_and_exchange_everything() {
     let asked = async { one.net.request(to, b"7".to_vec(), DEADLINE).await.unwrap() };
     let answered = two.until(|event| match event {
         Event::Request { body, reply, .. } => {
-            Some(reply.send([body, b"+1".to_vec()].concat()).unwrap())
+            reply.send([body, b"+1".to_vec()].concat()).unwrap();
+            Some(())
         }
         _ => None,
     });
@@ -549,7 +551,10 @@ async fn a_node_that_just_vanishes_is_noticed_and_redialled_when_it_is_back() {
     let _one = timeout(DEADLINE, started).await.unwrap();
     // Not a copied identity: the process before is gone.
     two.until(|event| match event {
-        Event::Connected { peer } => Some(assert_eq!(peer, id)),
+        Event::Connected { peer } => {
+            assert_eq!(peer, id);
+            Some(())
+        }
         Event::DuplicateIdentity { address } => panic!("{address}"),
         _ => None,
     })
