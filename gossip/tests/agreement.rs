@@ -1,5 +1,7 @@
 //! Simulated peers agree on a job under delays, kills, pauses and partitions; every case prints its seed on failure.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

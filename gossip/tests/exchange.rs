@@ -1,5 +1,7 @@
 //! Two or three exchanges wired by hand: conservation, credit, lockstep, fencing, refusal.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::collections::BTreeMap;
 
 use skein_gossip::exchange::{CREDIT, Config, Exchange, Gradient, Mode, Output};

@@ -298,7 +298,8 @@ impl Mesh {
             Message::Beat(job, _)
             | Message::View(job, _)
             | Message::Leaving(job)
-            | Message::Applied(job, _) => *job,
+            | Message::Applied(job, _)
+            | Message::Stop(job, _) => *job,
         };
         // An unknown job is on its way: its file was or will be sent. Beats repeat.
         if let Some(job) = self.jobs.get(&job) {

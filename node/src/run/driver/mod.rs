@@ -3,11 +3,15 @@
 //! It decides nothing itself: events go into [`Agreement`], and what comes out of it is carried out here. State copies,
 //! evaluation and disk work run elsewhere and report back as [`Done`], so that beats are never late.
 
+mod fetching;
+mod orders;
+mod training;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use skein_gossip::agreement::{self, Agreement, Input, Output};
+use skein_gossip::agreement::{self, Agreement, Input};
 use skein_gossip::ids::{Digest, JobId, PeerId};
 use skein_gossip::message::{Candidate, Decision, Message, StateRequest};
 use skein_gossip::time::Tick;
@@ -19,15 +23,15 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::blobs::Blobs;
 use super::folder::JobFolder;
-use super::journal::{Entry, Journal, links};
+use super::journal::{Entry, Journal};
 use super::prepare::Prepared;
 use super::serve::{self, Question};
 use super::status::Figures;
 use super::threads::{self, Threads};
-use super::trainer::{self, Command};
+use super::trainer::Command;
 use super::{coder, fetch};
 use crate::control::JobStatus;
-use crate::job::{Every, JobFile};
+use crate::job::JobFile;
 use crate::net::{Lane, Net};
 
 /// Events that wait for the driver of a job. A beat more or less does not matter: when it is full, beats are dropped.
@@ -241,11 +245,19 @@ impl Driver {
                 Message::View(_, view) => self.input(Input::View(from, view)),
                 Message::Leaving(_) => self.input(Input::Leaving(from)),
                 Message::Applied(_, seq) => self.tell_coder(coder::Input::Applied { from, seq }),
+                Message::Stop(_, reason) => self.input(Input::StopHolds(reason)),
                 Message::Job(_) => {}
             },
             Event::State(request, reply) => serve::state(self, request, reply),
             Event::Ask(question) => serve::question(self, question),
-            Event::Stop(reason) => self.input(Input::StopHolds(reason)),
+            Event::Stop(reason) => {
+                // Also from a peer that does not train itself.
+                let peers: Vec<PeerId> = self.agreement.heard().keys().copied().collect();
+                for peer in peers {
+                    self.send(peer, &Message::Stop(self.context.id, reason.clone()));
+                }
+                self.input(Input::StopHolds(reason));
+            }
             Event::Leave(_) => {}
         }
     }
@@ -353,309 +365,6 @@ impl Driver {
                 self.input(Input::Unable(reason));
             }
         }
-    }
-
-    fn on_trained(&mut self, event: trainer::Event) {
-        match event {
-            trainer::Event::Step {
-                step,
-                loss,
-                samples,
-                computing,
-                waiting,
-                communicating,
-            } => {
-                self.figures
-                    .stepped(step, loss, samples, computing, waiting, communicating);
-                let report = self
-                    .threads
-                    .as_ref()
-                    .map(|threads| threads.report.borrow().clone());
-                let report = report.unwrap_or_default();
-                self.figures.links(&report);
-                self.journal.write(&Entry::Step {
-                    step,
-                    train_loss: loss.is_finite().then_some(loss),
-                    samples,
-                    computing_s: computing.as_secs_f64(),
-                    waiting_s: waiting.as_secs_f64(),
-                    communicating_s: communicating.as_secs_f64(),
-                    links: links(&report.links),
-                    view: self.agreement.view().map_or(0, |view| view.stamp.number),
-                });
-                let train_loss = self.figures.train_loss.unwrap_or(f32::MAX);
-                let contribution = self.figures.contribution;
-                self.input(Input::Progress {
-                    step,
-                    train_loss,
-                    contribution,
-                });
-                self.checkpoint_if_due(step);
-            }
-            trainer::Event::Evaluated {
-                step,
-                evaluation,
-                whole,
-            } => {
-                let samples_mesh = self.agreement.mesh_samples();
-                self.figures.evaluated(step, &evaluation);
-                self.journal.write(&Entry::Evaluated {
-                    step,
-                    val_accuracy: evaluation.accuracy,
-                    val_loss: evaluation.loss.is_finite().then_some(evaluation.loss),
-                    samples: evaluation.samples,
-                    samples_mesh,
-                });
-                if let Some(reason) = whole
-                    .then(|| self.figures.target_met(&evaluation))
-                    .flatten()
-                {
-                    return self.input(Input::StopHolds(reason));
-                }
-            }
-            trainer::Event::NotFinite { step } => {
-                self.figures.refused_own += 1;
-                let peer = self.context.net.local().short();
-                self.journal.write(&Entry::Refused {
-                    peer,
-                    reason: &format!("own step {step} is not finite"),
-                });
-            }
-            trainer::Event::Failed(reason) => {
-                self.figures.failure = Some(reason.into());
-                self.input(Input::Unable(reason.into()));
-            }
-        }
-        if let Some(reason) = self.figures.stop_holds(self.agreement.mesh_samples()) {
-            self.input(Input::StopHolds(reason));
-        }
-    }
-
-    /// Carries out what the agreement wants.
-    fn carry_out(&mut self) {
-        while let Some(output) = self.agreement.poll() {
-            match output {
-                Output::SendBeat(to, beat) => self.send(to, &Message::Beat(self.context.id, beat)),
-                Output::SendView(to, view) => self.send(to, &Message::View(self.context.id, view)),
-                Output::Adopted(view) => {
-                    self.figures.adopted();
-                    let me = self.context.net.local();
-                    let shard = view.member(me).map_or(0, |member| member.slot);
-                    let others = view.members.len().saturating_sub(1);
-                    self.journal.write(&Entry::View {
-                        number: view.stamp.number,
-                        steward: view.stamp.steward.short(),
-                        members: view
-                            .members
-                            .iter()
-                            .map(|member| member.peer.short())
-                            .collect(),
-                        global_batch: view.global_batch(),
-                    });
-                    self.tell_trainer(Command::Membership {
-                        global_batch: view.global_batch(),
-                        others,
-                        shard,
-                    });
-                    self.tell_coder(coder::Input::View {
-                        view: Some(view),
-                        agreed: false,
-                    });
-                }
-                Output::Agreed => {
-                    let view = self.agreement.view().cloned().map(Box::new);
-                    self.tell_coder(coder::Input::View { view, agreed: true });
-                }
-                Output::Sync { from_step } => {
-                    self.tell_trainer(Command::Pause);
-                    self.fetching = Fetching::Replica {
-                        from_step,
-                        partial: None,
-                    };
-                    self.try_fetch();
-                }
-                Output::Train => {
-                    self.tell_coder(coder::Input::StartAt(self.figures.step));
-                    self.orders.push_back(Order::Train);
-                    self.give_orders();
-                }
-                Output::Pause { lost_samples } => {
-                    self.fetching = Fetching::Nothing;
-                    self.tell_trainer(Command::Pause);
-                    self.tell_coder(coder::Input::View {
-                        view: None,
-                        agreed: false,
-                    });
-                    self.journal.write(&Entry::Paused { lost_samples });
-                }
-                Output::End { reason, abstain } => {
-                    self.journal.write(&Entry::Ending { reason: &reason });
-                    self.reason = reason;
-                    self.fetching = Fetching::Nothing;
-                    self.tell_trainer(Command::Pause);
-                    self.tell_coder(coder::Input::View {
-                        view: None,
-                        agreed: false,
-                    });
-                    if !abstain {
-                        threads::candidate(self);
-                    }
-                }
-                Output::Fetch(decision) => {
-                    self.fetching = Fetching::Weights {
-                        decision,
-                        partial: None,
-                    };
-                    self.try_fetch();
-                }
-                Output::Closed(decision) => self.close(decision),
-            }
-        }
-        self.status.send_replace(
-            self.figures
-                .status(&self.context, &self.agreement, &self.reason),
-        );
-    }
-
-    /// Begins a try to fetch what is wanted from whoever has it now.
-    fn try_fetch(&mut self) {
-        self.retry_at = None;
-        let now = self.now();
-        let Some(threads) = &self.threads else { return };
-        let job = self.context.id;
-        let (holders, what, cap, partial) = match &mut self.fetching {
-            Fetching::Nothing => return,
-            Fetching::Replica { from_step, partial } => {
-                let from_step = if threads.synchronous { *from_step } else { 0 };
-                let what = StateRequest::Replica { job, from_step };
-                (
-                    self.agreement.donors(now),
-                    what,
-                    threads.replica_bytes,
-                    partial.take(),
-                )
-            }
-            Fetching::Weights { decision, partial } => {
-                let digest = decision.candidate.digest;
-                let what = StateRequest::Weights { job, digest };
-                (
-                    self.agreement.holders(now, digest),
-                    what,
-                    threads.weights_bytes,
-                    partial.take(),
-                )
-            }
-        };
-        let (net, done, began) = (self.context.net.clone(), self.done.clone(), Instant::now());
-        tokio::spawn(async move {
-            let outcome = fetch::fetch(net, holders, what, cap, partial).await;
-            let _ = done.send(Done::Fetched(outcome, began.elapsed())).await;
-        });
-    }
-
-    fn on_fetched(&mut self, outcome: fetch::Try, took: Duration) {
-        let mut failures = outcome.failures;
-        match (&mut self.fetching, outcome.done) {
-            (Fetching::Nothing, _) => return,
-            (Fetching::Replica { .. }, Some((manifest, bytes))) => {
-                return threads::restore(self, manifest, bytes, took);
-            }
-            (Fetching::Weights { decision, .. }, Some((_, bytes))) => {
-                let digest = decision.candidate.digest;
-                let decoded = self
-                    .threads
-                    .as_ref()
-                    .map(|threads| threads.decode_weights(&bytes));
-                match decoded {
-                    Some(Ok(snapshot)) if Digest(snapshot.weights_hash()) == digest => {
-                        self.kept = Some((digest, snapshot));
-                        self.fetching = Fetching::Nothing;
-                        return self.input(Input::Fetched(digest));
-                    }
-                    Some(Ok(_)) => failures.push("the weights do not have the agreed hash".into()),
-                    Some(Err(error)) => failures.push(error),
-                    None => return,
-                }
-            }
-            (Fetching::Replica { partial, .. } | Fetching::Weights { partial, .. }, None) => {
-                *partial = outcome.partial;
-            }
-        }
-        if !failures.is_empty() {
-            self.journal
-                .write(&Entry::FetchFailed { reasons: &failures });
-        }
-        self.retry_at = Some(Instant::now() + RETRY_AFTER);
-    }
-
-    fn every_half_second(&mut self) {
-        self.tell_coder(coder::Input::Tick);
-        self.journal.flush();
-        self.context.blobs.expire();
-        self.figures.sample_rate(self.agreement.mesh_samples());
-        if self.retry_at.is_some_and(|at| at <= Instant::now()) {
-            self.try_fetch();
-        }
-        if let Some(threads) = &self.threads {
-            let report = threads.report.borrow().clone();
-            if let Some((peer, reason)) = self.figures.new_refusal(&report) {
-                self.journal.write(&Entry::Refused {
-                    peer: peer.short(),
-                    reason: &reason,
-                });
-            }
-        }
-        if let Some(reason) = self.figures.stop_holds(self.agreement.mesh_samples()) {
-            self.input(Input::StopHolds(reason));
-        }
-    }
-
-    fn checkpoint_if_due(&mut self, step: u64) {
-        let (at, last) = self.last_checkpoint;
-        let due = match self.context.file.checkpoint.every {
-            Every::Time(every) => at.elapsed() >= every,
-            Every::Steps(every) => step >= last + every,
-        };
-        if due && !self.saving {
-            self.last_checkpoint = (Instant::now(), step);
-            self.saving = threads::checkpoint(self);
-        }
-    }
-
-    /// Writes the agreed model and the result; the threads end, memory is given back.
-    fn close(&mut self, decision: Option<Decision>) {
-        if std::mem::replace(&mut self.closed, true) {
-            return;
-        }
-        let result = self.figures.result(&self.agreement, decision, &self.reason);
-        let snapshot = self.kept.take().map(|(_, snapshot)| snapshot);
-        if let Err(error) = threads::save_result(self, &result, snapshot) {
-            tracing::error!(job = %self.context.id.short(), error, "result not written");
-            self.figures.failure = Some(error);
-        }
-        self.journal.write(&Entry::Closed {
-            reason: &self.reason,
-            digest: decision.map(|decision| decision.candidate.digest.to_string()),
-            winner: decision.map(|decision| decision.winner.short()),
-            val_accuracy: decision.map(|decision| decision.candidate.accuracy),
-        });
-        self.figures.closed(decision);
-        if let Some(threads) = self.threads.take() {
-            threads.end(&self.coder);
-        }
-        self.fetching = Fetching::Nothing;
-    }
-
-    /// Tells the others, and saves what is held.
-    async fn leave(&mut self) {
-        let peers: Vec<PeerId> = self.agreement.heard().keys().copied().collect();
-        for peer in peers {
-            self.send(peer, &Message::Leaving(self.context.id));
-        }
-        if !self.closed {
-            threads::checkpoint_and_wait(self).await;
-        }
-        self.journal.flush();
     }
 
     pub(super) fn send(&self, to: PeerId, message: &Message) {
