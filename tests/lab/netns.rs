@@ -78,6 +78,8 @@ impl Lab {
             ip(&["-n", bridge, "link", "set", &port, "master", "br0", "up"]);
             machine.ip(&["address", "add", &format!("{address}/24"), "dev", "eth0"]);
             machine.ip(&["link", "set", "eth0", "up"]);
+            // As every real machine has it: its address must not be told to others.
+            machine.ip(&["link", "set", "lo", "up"]);
             lab.machines.push(machine);
         }
         Some(lab)
@@ -105,6 +107,25 @@ impl Machine {
     /// `ip` inside.
     pub(crate) fn ip(&self, words: &[&str]) {
         ip(&[&["-n", self.name.as_str()], words].concat());
+    }
+
+    /// Drops every attempt to connect to it; what it connects to itself goes on. False, with the reason printed, where
+    /// the kernel cannot.
+    pub(crate) fn refuse_inbound(&self) -> bool {
+        // Where dropped packets go: a bridge without ports. The plain action "drop" is not in every kernel.
+        self.ip(&["link", "add", "hole", "type", "bridge"]);
+        self.ip(&["link", "set", "hole", "up"]);
+        let filter = "tc qdisc add dev eth0 ingress && tc filter add dev eth0 parent ffff: protocol ip u32 \
+                      match ip protocol 6 0xff match u8 0x02 0x12 at 33 \
+                      action mirred egress redirect dev hole";
+        let output = self.command(Path::new("sh")).args(["-c", filter]).output();
+        let reason = match output {
+            Ok(output) if output.status.success() => return true,
+            Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+            Err(error) => error.to_string(),
+        };
+        eprintln!("SKIPPED: packets cannot be filtered here: {reason}");
+        false
     }
 
     /// A command that runs inside.

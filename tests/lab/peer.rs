@@ -201,6 +201,12 @@ pub(crate) fn connected(answer: &Value) -> BTreeSet<String> {
         .collect()
 }
 
+/// The row of peer `id` in an answer to `peers`.
+pub(crate) fn row(answer: &Value, id: &str) -> Option<Value> {
+    let rows = answer["peers"].as_array()?;
+    rows.iter().find(|row| row["id"] == id).cloned()
+}
+
 /// A list of strings.
 pub(crate) fn strings(value: &Value) -> Vec<String> {
     let list = value.as_array().map(Vec::as_slice).unwrap_or_default();

@@ -44,6 +44,8 @@ const MAX_JOBS: usize = 256;
 const REQUESTS: usize = 32;
 /// How often the addresses of peers are written down.
 const REMEMBER_EVERY: Duration = Duration::from_secs(30);
+/// How soon after a peer was connected: the next power cut may come at any time.
+const REMEMBER_SOON: Duration = Duration::from_secs(1);
 /// Of two processes with one identity the newcomer ends: the one that met the other within this time of its start.
 const NEWCOMER: Duration = Duration::from_secs(20);
 /// How long leaving may take in all; then the process ends anyway.
@@ -222,7 +224,7 @@ impl Mesh {
         mut incoming: mpsc::Receiver<Incoming>,
         mut signals: Signals,
     ) -> Result<()> {
-        let mut remember = tokio::time::interval(REMEMBER_EVERY);
+        let mut remember_at = Instant::now();
         loop {
             tokio::select! {
                 event = events.recv() => match event {
@@ -234,7 +236,12 @@ impl Mesh {
                             self.home.path().join("identity.key").display()
                         );
                     }
-                    Some(event) => self.on_net(event),
+                    Some(event) => {
+                        if matches!(event, net::Event::Connected { .. }) {
+                            remember_at = remember_at.min(Instant::now() + REMEMBER_SOON);
+                        }
+                        self.on_net(event);
+                    }
                     None => bail!("the network has ended"),
                 },
                 Some(incoming) = incoming.recv() => {
@@ -243,7 +250,10 @@ impl Mesh {
                         return Ok(());
                     }
                 }
-                _ = remember.tick() => self.remember().await,
+                () = tokio::time::sleep_until(remember_at.into()) => {
+                    remember_at = Instant::now() + REMEMBER_EVERY;
+                    self.remember().await;
+                }
                 () = signals.next() => break,
             }
         }
