@@ -9,6 +9,7 @@
 //! Jobs are passed on whole: to the mesh when they are submitted, and to every peer that connects.
 
 mod requests;
+mod signals;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,7 +25,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::cli::{CliError, Exit, Globals, UpArgs};
 use crate::control::{Incoming, Server};
-use crate::home::Home;
+use crate::home::{Home, Remembered};
 use crate::job::SignedJob;
 use crate::net::{self, Identity, Lane, MeshKey, Net};
 use crate::run::blobs::Blobs;
@@ -33,6 +34,7 @@ use crate::run::driver::{Event, JobContext};
 use crate::run::folder::JobFolder;
 use crate::run::{self, JobHandle};
 use crate::token::Token;
+use signals::Signals;
 
 /// Threads of the event loop: the work is in the training and coder threads.
 const WORKERS: usize = 2;
@@ -42,6 +44,10 @@ const MAX_JOBS: usize = 256;
 const REQUESTS: usize = 32;
 /// How often the addresses of peers are written down.
 const REMEMBER_EVERY: Duration = Duration::from_secs(30);
+/// How soon after a peer was connected: the next power cut may come at any time.
+const REMEMBER_SOON: Duration = Duration::from_secs(1);
+/// Of two processes with one identity the newcomer ends: the one that met the other within this time of its start.
+const NEWCOMER: Duration = Duration::from_secs(20);
 /// How long leaving may take in all; then the process ends anyway.
 const LEAVE_WITHIN: Duration = Duration::from_millis(1800);
 
@@ -69,18 +75,21 @@ pub fn run_up(globals: &Globals, args: UpArgs) -> Result<Exit, CliError> {
 /// # Errors
 /// In words for the user: the home is in use, the token is wrong, no address to listen on.
 async fn up(home: PathBuf, args: UpArgs) -> Result<()> {
+    let signals = Signals::listen()?;
     let home = Home::open(Some(home))?;
     let identity = home.identity()?;
     let (mesh_key, peers, is_new) = mesh_key(&home, args.join.as_deref())?;
     if let Some(threads) = args.threads {
         skein_model::runtime::set_threads(usize::from(threads));
     }
+    let remembered = home.remembered();
     let config = net::Config {
         identity: identity.clone(),
         mesh_key: mesh_key.clone(),
         listen: args.listen,
+        last_port: remembered.port,
         peers: args.peer.into_iter().chain(peers).collect(),
-        remembered: home.remembered(),
+        remembered: remembered.addresses,
         interfaces: args.interface,
         mdns: !args.no_mdns,
     };
@@ -115,10 +124,11 @@ async fn up(home: PathBuf, args: UpArgs) -> Result<()> {
         blobs: Blobs::default(),
         connected: Vec::new(),
         began: Instant::now(),
+        port: remembered.port,
         home,
     };
     mesh.resume();
-    let outcome = mesh.drive(started.events, incoming).await;
+    let outcome = mesh.drive(started.events, incoming, signals).await;
     drop(server);
     outcome
 }
@@ -185,6 +195,8 @@ struct Mesh {
     blobs: Blobs,
     connected: Vec<PeerId>,
     began: Instant,
+    /// The last port known to be listened on.
+    port: Option<u16>,
     home: Home,
 }
 
@@ -210,13 +222,13 @@ impl Mesh {
         &mut self,
         mut events: mpsc::Receiver<net::Event>,
         mut incoming: mpsc::Receiver<Incoming>,
+        mut signals: Signals,
     ) -> Result<()> {
-        let mut remember = tokio::time::interval(REMEMBER_EVERY);
-        let mut terminate = terminate()?;
+        let mut remember_at = Instant::now();
         loop {
             tokio::select! {
                 event = events.recv() => match event {
-                    Some(net::Event::DuplicateIdentity { address }) => {
+                    Some(net::Event::DuplicateIdentity { address }) if self.began.elapsed() < NEWCOMER => {
                         self.leave().await;
                         bail!(
                             "another process uses this identity, at {address}: an identity belongs to one device. \
@@ -224,7 +236,12 @@ impl Mesh {
                             self.home.path().join("identity.key").display()
                         );
                     }
-                    Some(event) => self.on_net(event),
+                    Some(event) => {
+                        if matches!(event, net::Event::Connected { .. }) {
+                            remember_at = remember_at.min(Instant::now() + REMEMBER_SOON);
+                        }
+                        self.on_net(event);
+                    }
                     None => bail!("the network has ended"),
                 },
                 Some(incoming) = incoming.recv() => {
@@ -233,16 +250,17 @@ impl Mesh {
                         return Ok(());
                     }
                 }
-                _ = remember.tick() => self.remember().await,
-                _ = tokio::signal::ctrl_c() => break,
-                _ = terminate.recv() => break,
+                () = tokio::time::sleep_until(remember_at.into()) => {
+                    remember_at = Instant::now() + REMEMBER_EVERY;
+                    self.remember().await;
+                }
+                () = signals.next() => break,
             }
         }
         eprintln!("leaving; again to end at once");
         tokio::select! {
             () = self.leave() => {}
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
+            () = signals.next() => {}
         }
         Ok(())
     }
@@ -277,7 +295,10 @@ impl Mesh {
             },
             net::Event::Request { from, body, reply } => self.on_state_request(from, &body, reply),
             net::Event::ListenFailed { reason } => tracing::error!(reason, "no longer listening"),
-            net::Event::DuplicateIdentity { .. } => {}
+            net::Event::DuplicateIdentity { address } => tracing::error!(
+                address,
+                "another process uses this identity and should end; this one was here before and goes on"
+            ),
         }
     }
 
@@ -383,8 +404,18 @@ impl Mesh {
         }
     }
 
-    async fn remember(&self) {
-        if let Err(error) = self.home.remember(self.net.address_book().await) {
+    async fn remember(&mut self) {
+        let listening = self.net.listen_addresses().await;
+        let port = listening
+            .iter()
+            .find_map(|address| Some(address.parse::<SocketAddr>().ok()?.port()));
+        // Without an interface there is none to tell, but next time there may be.
+        self.port = port.or(self.port);
+        let remembered = Remembered {
+            addresses: self.net.address_book().await,
+            port: self.port,
+        };
+        if let Err(error) = self.home.remember(remembered) {
             tracing::warn!(%error, "addresses of peers are not remembered");
         }
     }
@@ -416,10 +447,4 @@ fn to_job(job: &JobHandle, event: Event) {
     if let Err(error) = job.events.try_send(event) {
         tracing::debug!(job = %job.id.short(), %error, "event dropped");
     }
-}
-
-#[cfg(unix)]
-fn terminate() -> Result<tokio::signal::unix::Signal> {
-    tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
-        .context("cannot listen for SIGTERM")
 }

@@ -107,6 +107,7 @@ fn config(identity: Identity) -> Config {
         identity,
         mesh_key: KEY,
         listen: vec!["127.0.0.1:0".parse().unwrap()],
+        last_port: None,
         peers: Vec::new(),
         remembered: Vec::new(),
         interfaces: Vec::new(),

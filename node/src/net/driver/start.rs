@@ -29,7 +29,7 @@ pub(in crate::net) async fn start(
 ) -> Result<(), NetError> {
     let mut interfaces = Interfaces::new(config.interfaces.clone());
     interfaces.refresh().map_err(NetError::Interfaces)?;
-    let listen = listen::choose(&config.listen, &interfaces)?;
+    let listen = listen::choose(&config.listen, config.last_port, &interfaces)?;
     let places = config
         .peers
         .iter()
