@@ -37,11 +37,14 @@ fn state(state: &net::PeerState) -> (PeerState, Option<String>) {
             since,
             attempts,
             next_try,
+            reason: last,
         } => {
+            let last = last.as_ref().map(|last| format!("; the last: {last}"));
             let reason = format!(
-                "{attempts} tries failed in {}, next in {}",
+                "{attempts} tries failed in {}, next in {}{}",
                 short(*since),
-                short(*next_try)
+                short(*next_try),
+                last.unwrap_or_default()
             );
             (PeerState::Dialling, Some(reason).filter(|_| *attempts > 0))
         }
@@ -81,6 +84,7 @@ mod tests {
             since: Duration::from_secs(9),
             attempts: 3,
             next_try: Duration::from_secs(4),
+            reason: Some("refused".into()),
         };
         let status = PeerStatus::from(info(dialing));
         assert_eq!(
@@ -89,7 +93,7 @@ mod tests {
         );
         assert_eq!(
             status.reason.as_deref(),
-            Some("3 tries failed in 9 s, next in 4 s")
+            Some("3 tries failed in 9 s, next in 4 s; the last: refused")
         );
         assert_eq!(status.label(), "10.0.0.2:4001");
         let refused = net::PeerState::OneWay {

@@ -17,6 +17,9 @@ use super::peers::{PeerInfo, PeerState};
 /// Addresses to remember.
 pub(super) const MAX_BOOK: usize = 256;
 
+/// What libp2p's time limit says; its type has too many parameters to be asked for.
+const TIMED_OUT: &str = "Timeout has been reached";
+
 /// Every peer, and every address without an owner.
 pub(super) fn peers(now: Tick, contacts: &Contacts, dialer: &Dialer) -> Vec<PeerInfo> {
     let mut by_peer: BTreeMap<PeerId, Vec<(SocketAddr, &Entry)>> = contacts
@@ -100,6 +103,10 @@ fn dialling(now: Tick, places: &[(SocketAddr, &Entry)]) -> PeerState {
             since: now.since(since),
             attempts: places.iter().map(|(_, entry)| entry.failures).sum(),
             next_try: next.since(now),
+            reason: places
+                .iter()
+                .rev()
+                .find_map(|(_, entry)| entry.reason.clone()),
         },
         None => PeerState::Lost,
     }
@@ -138,16 +145,17 @@ pub(super) fn why(error: &DialError) -> String {
     let Some((_, error)) = tries.first() else {
         return "no transport for this address".to_owned();
     };
+    let cause = root(error);
+    if cause == TIMED_OUT {
+        return "no answer: a firewall, or not there".to_owned();
+    }
     match io_kind(error) {
         Some(io::ErrorKind::ConnectionRefused) => {
             "connection refused: nothing listens there".to_owned()
         }
         Some(io::ErrorKind::TimedOut) => "no answer: a firewall, or not there".to_owned(),
-        Some(io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable) => root(error),
-        _ => format!(
-            "no handshake: another mesh key, or not skein ({})",
-            root(error)
-        ),
+        Some(io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable) => cause,
+        _ => format!("no handshake: another mesh key, or not skein ({cause})"),
     }
 }
 
