@@ -37,16 +37,17 @@ fn state(state: &net::PeerState) -> (PeerState, Option<String>) {
             since,
             attempts,
             next_try,
-            reason: last,
+            reason,
         } => {
-            let last = last.as_ref().map(|last| format!("; the last: {last}"));
-            let reason = format!(
-                "{attempts} tries failed in {}, next in {}{}",
+            let why = reason
+                .as_ref()
+                .map_or(String::new(), |why| format!(": {why}"));
+            let tried = format!(
+                "{attempts} tries failed in {}, next in {}{why}",
                 short(*since),
-                short(*next_try),
-                last.unwrap_or_default()
+                short(*next_try)
             );
-            (PeerState::Dialling, Some(reason).filter(|_| *attempts > 0))
+            (PeerState::Dialling, Some(tried).filter(|_| *attempts > 0))
         }
         net::PeerState::OneWay { reason } => (PeerState::OneWay, Some(reason.clone())),
         net::PeerState::Unusable { reason } => (PeerState::Unusable, Some(reason.clone())),
@@ -93,7 +94,7 @@ mod tests {
         );
         assert_eq!(
             status.reason.as_deref(),
-            Some("3 tries failed in 9 s, next in 4 s; the last: refused")
+            Some("3 tries failed in 9 s, next in 4 s: refused")
         );
         assert_eq!(status.label(), "10.0.0.2:4001");
         let refused = net::PeerState::OneWay {

@@ -8,6 +8,9 @@
 //!
 //! Jobs are passed on whole: to the mesh when they are submitted, and to every peer that connects.
 
+mod notices;
+mod packets;
+mod refusal;
 mod requests;
 mod signals;
 
@@ -17,14 +20,15 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use skein_gossip::exchange;
 use skein_gossip::ids::{JobId, PeerId};
 use skein_gossip::message::{Message, StateRequest, StateResponse};
 use skein_gossip::wire::codec;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use notices::{Notice, Notices};
+
 use crate::cli::{CliError, Exit, Globals, UpArgs};
-use crate::control::{Incoming, Server};
+use crate::control::{Hex, Incoming, Server};
 use crate::home::{Home, Remembered};
 use crate::job::SignedJob;
 use crate::net::{self, Identity, Lane, MeshKey, Net};
@@ -62,20 +66,22 @@ pub fn run_up(globals: &Globals, args: UpArgs) -> Result<Exit, CliError> {
         .build()
         .map_err(|error| CliError::internal(format!("cannot start: {error}")))?;
     let home = globals.home()?;
-    let outcome = runtime.block_on(up(home, args));
+    let outcome = runtime.block_on(up(home, args, Notices { json: globals.json }));
     // Threads that are in a long step end with the process.
     runtime.shutdown_background();
-    outcome
-        .map(|()| Exit::Ok)
-        .map_err(|error| CliError::internal(format!("{error:#}")))
+    outcome.map(|()| Exit::Ok).map_err(|error| CliError {
+        exit: refusal::exit_of(&error),
+        message: format!("{error:#}"),
+    })
 }
 
 /// Runs a node until it is told to leave.
 ///
 /// # Errors
 /// In words for the user: the home is in use, the token is wrong, no address to listen on.
-async fn up(home: PathBuf, args: UpArgs) -> Result<()> {
+async fn up(home: PathBuf, args: UpArgs, notices: Notices) -> Result<()> {
     let signals = Signals::listen()?;
+    let private = refusal::private(args.data)?;
     let home = Home::open(Some(home))?;
     let identity = home.identity()?;
     let (mesh_key, peers, is_new) = mesh_key(&home, args.join.as_deref())?;
@@ -103,22 +109,20 @@ async fn up(home: PathBuf, args: UpArgs) -> Result<()> {
         .collect();
     let token = Token::new(mesh_key.clone(), &addresses);
     let join_line = format!("skein up --join {token}");
-    if is_new {
-        println!("a new mesh; others join it with");
-    }
-    println!("{join_line}");
+    notices.print(&Notice::Up {
+        peer: Hex(started.net.local()),
+        join_line: &join_line,
+        is_new,
+        listening: &listening,
+    });
     let (jobs, routes) = watch::channel(BTreeMap::new());
-    tokio::spawn(route_packets(started.updates, routes));
+    tokio::spawn(packets::route(started.updates, routes));
     let mut mesh = Mesh {
         net: started.net,
         identity,
         mesh_key,
         join_line,
-        private: args
-            .data
-            .into_iter()
-            .map(|data| (data.name, data.path))
-            .collect(),
+        private,
         jobs: BTreeMap::new(),
         routes: jobs,
         blobs: Blobs::default(),
@@ -126,6 +130,7 @@ async fn up(home: PathBuf, args: UpArgs) -> Result<()> {
         began: Instant::now(),
         port: remembered.port,
         home,
+        notices,
     };
     mesh.resume();
     let outcome = mesh.drive(started.events, incoming, signals).await;
@@ -149,11 +154,11 @@ fn mesh_key(home: &Home, join: Option<&str>) -> Result<(MeshKey, Vec<String>, bo
         .context("the token after --join cannot be used")?;
     let key = token.mesh_key().clone();
     if kept.is_some_and(|kept| kept != key) {
-        bail!(
+        bail!(refusal::Usage(format!(
             "{} already belongs to another mesh than this token's: use another --home, or remove {}",
             home.path().display(),
             home.path().join("mesh.key").display()
-        );
+        )));
     }
     home.save_mesh_key(&key)?;
     Ok((
@@ -161,27 +166,6 @@ fn mesh_key(home: &Home, join: Option<&str>) -> Result<(MeshKey, Vec<String>, bo
         token.addresses().iter().map(ToString::to_string).collect(),
         false,
     ))
-}
-
-/// Hands update packets to the coders of their jobs. A coder that is behind holds up the update lanes, and only them.
-async fn route_packets(
-    mut updates: mpsc::Receiver<net::Inbound>,
-    routes: watch::Receiver<BTreeMap<JobId, mpsc::Sender<coder::Input>>>,
-) {
-    while let Some(net::Inbound { from, body }) = updates.recv().await {
-        let job = match exchange::split(&body) {
-            Ok((header, _)) => header.job,
-            Err(reason) => {
-                tracing::warn!(peer = %from.short(), reason, "update packet refused");
-                continue;
-            }
-        };
-        let route = routes.borrow().get(&job).cloned();
-        if let Some(route) = route {
-            // A closed route is a job that has ended here.
-            let _ = route.send(coder::Input::Packet { from, bytes: body }).await;
-        }
-    }
 }
 
 struct Mesh {
@@ -198,6 +182,7 @@ struct Mesh {
     /// The last port known to be listened on.
     port: Option<u16>,
     home: Home,
+    notices: Notices,
 }
 
 struct Job {
@@ -268,18 +253,24 @@ impl Mesh {
     fn on_net(&mut self, event: net::Event) {
         match event {
             net::Event::Connected { peer } => {
-                tracing::info!(peer = %peer.short(), "connected");
                 if !self.connected.contains(&peer) {
                     self.connected.push(peer);
                 }
+                self.notices.print(&Notice::Connected {
+                    peer: Hex(peer),
+                    n_connected: self.connected.len(),
+                });
                 for job in self.jobs.values() {
                     self.tell(peer, &Message::Job(job.encoded.clone()));
                 }
                 self.to_all_jobs(|| Event::Connected(peer));
             }
             net::Event::Disconnected { peer } => {
-                tracing::info!(peer = %peer.short(), "disconnected");
                 self.connected.retain(|connected| *connected != peer);
+                self.notices.print(&Notice::Disconnected {
+                    peer: Hex(peer),
+                    n_connected: self.connected.len(),
+                });
                 self.to_all_jobs(|| Event::Disconnected(peer));
             }
             net::Event::Message { from, body } => match codec::decode::<Message>(&body) {
@@ -347,7 +338,7 @@ impl Mesh {
                 self.home.path().display()
             )
         })?;
-        tracing::info!(job = %id.short(), name = file.name, "job taken on");
+        let is_over = folder.result().is_some();
         let context = JobContext {
             id,
             file,
@@ -359,6 +350,9 @@ impl Mesh {
             connected: self.connected.clone(),
         };
         let handle = run::start(context);
+        if !is_over {
+            self.notice_of(&handle);
+        }
         self.routes.send_modify(|routes| {
             routes.insert(id, handle.packets.clone());
         });
@@ -369,6 +363,18 @@ impl Mesh {
         };
         self.jobs.insert(id, job);
         Ok(id)
+    }
+
+    /// Says that a job begins here, and later that it ended.
+    fn notice_of(&self, handle: &JobHandle) {
+        let (notices, mut status) = (self.notices, handle.status.clone());
+        notices.print(&Notice::JobBegins(&status.borrow()));
+        tokio::spawn(async move {
+            // An error means that the node leaves first.
+            if let Ok(last) = status.wait_for(|status| status.phase.is_final()).await {
+                notices.print(&Notice::JobEnds(&last));
+            }
+        });
     }
 
     fn on_state_request(&mut self, from: PeerId, body: &[u8], reply: oneshot::Sender<Vec<u8>>) {

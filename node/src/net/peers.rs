@@ -45,7 +45,7 @@ pub enum PeerState {
         attempts: u32,
         /// Until the next try; zero while one is running.
         next_try: Duration,
-        /// How the last try failed.
+        /// Why the last try failed.
         reason: Option<String>,
     },
     /// It is heard in the local network, but dialling it fails.
