@@ -20,11 +20,12 @@ use skein_gossip::exchange;
 use skein_gossip::ids::{JobId, PeerId};
 use skein_gossip::message::{Message, StateRequest, StateResponse};
 use skein_gossip::wire::codec;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::cli::{CliError, Exit, Globals, UpArgs};
 use crate::control::{Incoming, Server};
-use crate::home::Home;
+use crate::home::{Home, HomeError};
 use crate::job::SignedJob;
 use crate::net::{self, Identity, Lane, MeshKey, Net};
 use crate::run::blobs::Blobs;
@@ -59,9 +60,11 @@ pub fn run_up(globals: &Globals, args: UpArgs) -> Result<Exit, CliError> {
     let outcome = runtime.block_on(up(home, args));
     // Threads that are in a long step end with the process.
     runtime.shutdown_background();
-    outcome
-        .map(|()| Exit::Ok)
-        .map_err(|error| CliError::internal(format!("{error:#}")))
+    outcome.map(|()| Exit::Ok).map_err(|error| {
+        error
+            .downcast::<CliError>()
+            .unwrap_or_else(|error| CliError::internal(format!("{error:#}")))
+    })
 }
 
 /// Runs a node until it is told to leave.
@@ -69,7 +72,10 @@ pub fn run_up(globals: &Globals, args: UpArgs) -> Result<Exit, CliError> {
 /// # Errors
 /// In words for the user: the home is in use, the token is wrong, no address to listen on.
 async fn up(home: PathBuf, args: UpArgs) -> Result<()> {
-    let home = Home::open(Some(home))?;
+    let home = Home::open(Some(home)).map_err(|error| match error {
+        HomeError::InUse { .. } => CliError::refused(error.to_string()).into(),
+        error => anyhow::Error::from(error),
+    })?;
     let identity = home.identity()?;
     let (mesh_key, peers, is_new) = mesh_key(&home, args.join.as_deref())?;
     if let Some(threads) = args.threads {
@@ -134,16 +140,17 @@ fn mesh_key(home: &Home, join: Option<&str>) -> Result<(MeshKey, Vec<String>, bo
         home.save_mesh_key(&key)?;
         return Ok((key, Vec::new(), true));
     };
-    let token: Token = text
-        .parse()
-        .context("the token after --join cannot be used")?;
+    let token = Token::parse(text).map_err(|error| {
+        CliError::usage(format!("the token after --join cannot be used: {error}"))
+    })?;
     let key = token.mesh_key().clone();
     if kept.is_some_and(|kept| kept != key) {
-        bail!(
-            "{} already belongs to another mesh than this token's: use another --home, or remove {}",
-            home.path().display(),
-            home.path().join("mesh.key").display()
-        );
+        let (home, key) = (home.path().display(), home.path().join("mesh.key"));
+        let key = key.display();
+        return Err(CliError::usage(format!(
+            "{home} already belongs to another mesh than this token's: use another --home, or remove {key}"
+        ))
+        .into());
     }
     home.save_mesh_key(&key)?;
     Ok((
@@ -212,7 +219,9 @@ impl Mesh {
         mut incoming: mpsc::Receiver<Incoming>,
     ) -> Result<()> {
         let mut remember = tokio::time::interval(REMEMBER_EVERY);
-        let mut terminate = terminate()?;
+        // Made once: a signal that arrives between two rounds of the loop must not be lost.
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?;
+        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
         loop {
             tokio::select! {
                 event = events.recv() => match event {
@@ -234,14 +243,14 @@ impl Mesh {
                     }
                 }
                 _ = remember.tick() => self.remember().await,
-                _ = tokio::signal::ctrl_c() => break,
+                _ = interrupt.recv() => break,
                 _ = terminate.recv() => break,
             }
         }
         eprintln!("leaving; again to end at once");
         tokio::select! {
             () = self.leave() => {}
-            _ = tokio::signal::ctrl_c() => {}
+            _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
         Ok(())
@@ -416,10 +425,4 @@ fn to_job(job: &JobHandle, event: Event) {
     if let Err(error) = job.events.try_send(event) {
         tracing::debug!(job = %job.id.short(), %error, "event dropped");
     }
-}
-
-#[cfg(unix)]
-fn terminate() -> Result<tokio::signal::unix::Signal> {
-    tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
-        .context("cannot listen for SIGTERM")
 }

@@ -70,16 +70,15 @@ impl Driver {
             }
             trainer::Event::NotFinite { step } => {
                 self.figures.refused_own += 1;
+                // A synchronous step counts all the same.
+                self.figures.step = step;
                 let peer = self.context.net.local().short();
                 self.journal.write(&Entry::Refused {
                     peer,
                     reason: &format!("own step {step} is not finite"),
                 });
             }
-            trainer::Event::Failed(reason) => {
-                self.figures.failure = Some(reason.into());
-                self.input(Input::Unable(reason.into()));
-            }
+            trainer::Event::Failed(reason) => self.fail(reason.into()),
         }
         if let Some(reason) = self.figures.stop_holds(self.agreement.mesh_samples()) {
             self.input(Input::StopHolds(reason));
