@@ -303,6 +303,11 @@ impl Driver {
                 let digest = Digest(snapshot.weights_hash());
                 self.kept = Some((digest, *snapshot));
                 self.figures.evaluated(step, &evaluation);
+                if let Some(threads) = &self.threads {
+                    // The last packets count in the report too.
+                    self.figures.links(&threads.report.borrow());
+                    self.tell_progress();
+                }
                 let (accuracy, loss) = (evaluation.accuracy as f32, evaluation.loss as f32);
                 self.input(Input::Evaluated(Candidate {
                     accuracy,

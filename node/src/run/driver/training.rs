@@ -38,13 +38,7 @@ impl Driver {
                     links: links(&report.links),
                     view: self.agreement.view().map_or(0, |view| view.stamp.number),
                 });
-                let train_loss = self.figures.train_loss.unwrap_or(f32::MAX);
-                let contribution = self.figures.contribution;
-                self.input(Input::Progress {
-                    step,
-                    train_loss,
-                    contribution,
-                });
+                self.tell_progress();
                 self.checkpoint_if_due(step);
             }
             trainer::Event::Evaluated {
@@ -83,6 +77,16 @@ impl Driver {
         if let Some(reason) = self.figures.stop_holds(self.agreement.mesh_samples()) {
             self.input(Input::StopHolds(reason));
         }
+    }
+
+    /// Tells the agreement, and so the others, of the own work so far.
+    pub(super) fn tell_progress(&mut self) {
+        let progress = Input::Progress {
+            step: self.figures.step,
+            train_loss: self.figures.train_loss.unwrap_or(f32::MAX),
+            contribution: self.figures.contribution,
+        };
+        self.input(progress);
     }
 
     pub(super) fn every_half_second(&mut self) {
