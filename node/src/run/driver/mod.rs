@@ -361,6 +361,8 @@ impl Driver {
             Ok(threads) => {
                 self.threads = Some(threads);
                 self.input(Input::Prepared(holding));
+                // The end may have been heard of meanwhile.
+                self.try_fetch();
             }
             Err(reason) => self.fail(reason),
         }
