@@ -220,7 +220,7 @@ impl View {
         joiners: &[Joiner],
         from_step: u64,
     ) -> View {
-        let number = self.stamp.number + 1;
+        let number = self.stamp.number.saturating_add(1);
         let mut ancestry = vec![self.stamp];
         ancestry.extend(self.ancestry.iter().copied().take(MAX_ANCESTRY - 1));
         let mut retired = self.retired.clone();

@@ -217,6 +217,18 @@ fn without_credit_the_sender_sends_less_often_and_loses_nothing() {
 }
 
 #[test]
+fn a_lost_answer_does_not_silence_a_link() {
+    let mut mesh = Mesh::new(2, config(Mode::Asynchronous, 1.0, Values::F32));
+    for step in 0..5 {
+        mesh.of(1).gradient(NOW, own(step, &gradient(1))).unwrap();
+    }
+    assert_eq!(mesh.outputs(1).len(), CREDIT);
+    let later = Tick(16_000_000);
+    mesh.of(1).gradient(later, own(5, &gradient(1))).unwrap();
+    assert_eq!(mesh.outputs(1).len(), 1);
+}
+
+#[test]
 fn a_packet_that_the_lane_refused_goes_back_into_the_residual() {
     let mut mesh = Mesh::new(2, config(Mode::Asynchronous, 0.5, Values::F16));
     mesh.of(1).gradient(NOW, own(0, &gradient(3))).unwrap();

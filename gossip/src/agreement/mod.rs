@@ -287,12 +287,9 @@ impl Agreement {
     /// Samples that the whole mesh has trained on, those behind the state it started from included.
     pub fn mesh_samples(&self) -> u64 {
         let started_from = self.view.as_ref().map_or(0, |view| view.origin.1.samples);
-        started_from
-            + self
-                .contributions()
-                .values()
-                .map(|contribution| contribution.samples)
-                .sum::<u64>()
+        self.contributions()
+            .values()
+            .fold(started_from, |sum, work| sum.saturating_add(work.samples))
     }
 
     fn is_over(&self) -> bool {

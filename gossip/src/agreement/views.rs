@@ -244,7 +244,10 @@ impl Agreement {
 
     /// A step that no member can have reached before it hears of the admission: twice as far as a beat's time carries.
     pub(super) fn admission_step(&self) -> u64 {
-        self.progress.0 + 2 + 2 * self.steps_per_beat
+        self.progress
+            .0
+            .saturating_add(self.steps_per_beat.saturating_mul(2))
+            .saturating_add(2)
     }
 
     pub(super) fn propose(&mut self, now: Tick, view: View) {

@@ -75,14 +75,6 @@ impl CliError {
         }
     }
 
-    /// Somebody else holds what is needed.
-    pub fn refused(message: impl Into<String>) -> Self {
-        Self {
-            exit: Exit::Refused,
-            message: message.into(),
-        }
-    }
-
     /// The system or skein itself is at fault.
     pub fn internal(message: impl Into<String>) -> Self {
         Self {

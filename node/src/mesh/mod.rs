@@ -8,7 +8,11 @@
 //!
 //! Jobs are passed on whole: to the mesh when they are submitted, and to every peer that connects.
 
+mod notices;
+mod packets;
+mod refusal;
 mod requests;
+mod signals;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,16 +20,16 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use skein_gossip::exchange;
 use skein_gossip::ids::{JobId, PeerId};
 use skein_gossip::message::{Message, StateRequest, StateResponse};
 use skein_gossip::wire::codec;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use notices::{Notice, Notices};
+
 use crate::cli::{CliError, Exit, Globals, UpArgs};
-use crate::control::{Incoming, Server};
-use crate::home::{Home, HomeError};
+use crate::control::{Hex, Incoming, Server};
+use crate::home::{Home, Remembered};
 use crate::job::SignedJob;
 use crate::net::{self, Identity, Lane, MeshKey, Net};
 use crate::run::blobs::Blobs;
@@ -34,6 +38,7 @@ use crate::run::driver::{Event, JobContext};
 use crate::run::folder::JobFolder;
 use crate::run::{self, JobHandle};
 use crate::token::Token;
+use signals::Signals;
 
 /// Threads of the event loop: the work is in the training and coder threads.
 const WORKERS: usize = 2;
@@ -43,6 +48,10 @@ const MAX_JOBS: usize = 256;
 const REQUESTS: usize = 32;
 /// How often the addresses of peers are written down.
 const REMEMBER_EVERY: Duration = Duration::from_secs(30);
+/// How soon after a peer was connected: the next power cut may come at any time.
+const REMEMBER_SOON: Duration = Duration::from_secs(1);
+/// Of two processes with one identity the newcomer ends: the one that met the other within this time of its start.
+const NEWCOMER: Duration = Duration::from_secs(20);
 /// How long leaving may take in all; then the process ends anyway.
 const LEAVE_WITHIN: Duration = Duration::from_millis(1800);
 
@@ -57,13 +66,12 @@ pub fn run_up(globals: &Globals, args: UpArgs) -> Result<Exit, CliError> {
         .build()
         .map_err(|error| CliError::internal(format!("cannot start: {error}")))?;
     let home = globals.home()?;
-    let outcome = runtime.block_on(up(home, args));
+    let outcome = runtime.block_on(up(home, args, Notices { json: globals.json }));
     // Threads that are in a long step end with the process.
     runtime.shutdown_background();
-    outcome.map(|()| Exit::Ok).map_err(|error| {
-        error
-            .downcast::<CliError>()
-            .unwrap_or_else(|error| CliError::internal(format!("{error:#}")))
+    outcome.map(|()| Exit::Ok).map_err(|error| CliError {
+        exit: refusal::exit_of(&error),
+        message: format!("{error:#}"),
     })
 }
 
@@ -71,22 +79,23 @@ pub fn run_up(globals: &Globals, args: UpArgs) -> Result<Exit, CliError> {
 ///
 /// # Errors
 /// In words for the user: the home is in use, the token is wrong, no address to listen on.
-async fn up(home: PathBuf, args: UpArgs) -> Result<()> {
-    let home = Home::open(Some(home)).map_err(|error| match error {
-        HomeError::InUse { .. } => CliError::refused(error.to_string()).into(),
-        error => anyhow::Error::from(error),
-    })?;
+async fn up(home: PathBuf, args: UpArgs, notices: Notices) -> Result<()> {
+    let signals = Signals::listen()?;
+    let private = refusal::private(args.data)?;
+    let home = Home::open(Some(home))?;
     let identity = home.identity()?;
     let (mesh_key, peers, is_new) = mesh_key(&home, args.join.as_deref())?;
     if let Some(threads) = args.threads {
         skein_model::runtime::set_threads(usize::from(threads));
     }
+    let remembered = home.remembered();
     let config = net::Config {
         identity: identity.clone(),
         mesh_key: mesh_key.clone(),
         listen: args.listen,
+        last_port: remembered.port,
         peers: args.peer.into_iter().chain(peers).collect(),
-        remembered: home.remembered(),
+        remembered: remembered.addresses,
         interfaces: args.interface,
         mdns: !args.no_mdns,
     };
@@ -100,31 +109,31 @@ async fn up(home: PathBuf, args: UpArgs) -> Result<()> {
         .collect();
     let token = Token::new(mesh_key.clone(), &addresses);
     let join_line = format!("skein up --join {token}");
-    if is_new {
-        println!("a new mesh; others join it with");
-    }
-    println!("{join_line}");
+    notices.print(&Notice::Up {
+        peer: Hex(started.net.local()),
+        join_line: &join_line,
+        is_new,
+        listening: &listening,
+    });
     let (jobs, routes) = watch::channel(BTreeMap::new());
-    tokio::spawn(route_packets(started.updates, routes));
+    tokio::spawn(packets::route(started.updates, routes));
     let mut mesh = Mesh {
         net: started.net,
         identity,
         mesh_key,
         join_line,
-        private: args
-            .data
-            .into_iter()
-            .map(|data| (data.name, data.path))
-            .collect(),
+        private,
         jobs: BTreeMap::new(),
         routes: jobs,
         blobs: Blobs::default(),
         connected: Vec::new(),
         began: Instant::now(),
+        port: remembered.port,
         home,
+        notices,
     };
     mesh.resume();
-    let outcome = mesh.drive(started.events, incoming).await;
+    let outcome = mesh.drive(started.events, incoming, signals).await;
     drop(server);
     outcome
 }
@@ -140,17 +149,16 @@ fn mesh_key(home: &Home, join: Option<&str>) -> Result<(MeshKey, Vec<String>, bo
         home.save_mesh_key(&key)?;
         return Ok((key, Vec::new(), true));
     };
-    let token = Token::parse(text).map_err(|error| {
-        CliError::usage(format!("the token after --join cannot be used: {error}"))
-    })?;
+    let token: Token = text
+        .parse()
+        .context("the token after --join cannot be used")?;
     let key = token.mesh_key().clone();
     if kept.is_some_and(|kept| kept != key) {
-        let (home, key) = (home.path().display(), home.path().join("mesh.key"));
-        let key = key.display();
-        return Err(CliError::usage(format!(
-            "{home} already belongs to another mesh than this token's: use another --home, or remove {key}"
-        ))
-        .into());
+        bail!(refusal::Usage(format!(
+            "{} already belongs to another mesh than this token's: use another --home, or remove {}",
+            home.path().display(),
+            home.path().join("mesh.key").display()
+        )));
     }
     home.save_mesh_key(&key)?;
     Ok((
@@ -158,27 +166,6 @@ fn mesh_key(home: &Home, join: Option<&str>) -> Result<(MeshKey, Vec<String>, bo
         token.addresses().iter().map(ToString::to_string).collect(),
         false,
     ))
-}
-
-/// Hands update packets to the coders of their jobs. A coder that is behind holds up the update lanes, and only them.
-async fn route_packets(
-    mut updates: mpsc::Receiver<net::Inbound>,
-    routes: watch::Receiver<BTreeMap<JobId, mpsc::Sender<coder::Input>>>,
-) {
-    while let Some(net::Inbound { from, body }) = updates.recv().await {
-        let job = match exchange::split(&body) {
-            Ok((header, _)) => header.job,
-            Err(reason) => {
-                tracing::warn!(peer = %from.short(), reason, "update packet refused");
-                continue;
-            }
-        };
-        let route = routes.borrow().get(&job).cloned();
-        if let Some(route) = route {
-            // A closed route is a job that has ended here.
-            let _ = route.send(coder::Input::Packet { from, bytes: body }).await;
-        }
-    }
 }
 
 struct Mesh {
@@ -192,7 +179,10 @@ struct Mesh {
     blobs: Blobs,
     connected: Vec<PeerId>,
     began: Instant,
+    /// The last port known to be listened on.
+    port: Option<u16>,
     home: Home,
+    notices: Notices,
 }
 
 struct Job {
@@ -217,15 +207,13 @@ impl Mesh {
         &mut self,
         mut events: mpsc::Receiver<net::Event>,
         mut incoming: mpsc::Receiver<Incoming>,
+        mut signals: Signals,
     ) -> Result<()> {
-        let mut remember = tokio::time::interval(REMEMBER_EVERY);
-        // Made once: a signal that arrives between two rounds of the loop must not be lost.
-        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?;
-        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+        let mut remember_at = Instant::now();
         loop {
             tokio::select! {
                 event = events.recv() => match event {
-                    Some(net::Event::DuplicateIdentity { address }) => {
+                    Some(net::Event::DuplicateIdentity { address }) if self.began.elapsed() < NEWCOMER => {
                         self.leave().await;
                         bail!(
                             "another process uses this identity, at {address}: an identity belongs to one device. \
@@ -233,7 +221,12 @@ impl Mesh {
                             self.home.path().join("identity.key").display()
                         );
                     }
-                    Some(event) => self.on_net(event),
+                    Some(event) => {
+                        if matches!(event, net::Event::Connected { .. }) {
+                            remember_at = remember_at.min(Instant::now() + REMEMBER_SOON);
+                        }
+                        self.on_net(event);
+                    }
                     None => bail!("the network has ended"),
                 },
                 Some(incoming) = incoming.recv() => {
@@ -242,16 +235,17 @@ impl Mesh {
                         return Ok(());
                     }
                 }
-                _ = remember.tick() => self.remember().await,
-                _ = interrupt.recv() => break,
-                _ = terminate.recv() => break,
+                () = tokio::time::sleep_until(remember_at.into()) => {
+                    remember_at = Instant::now() + REMEMBER_EVERY;
+                    self.remember().await;
+                }
+                () = signals.next() => break,
             }
         }
         eprintln!("leaving; again to end at once");
         tokio::select! {
             () = self.leave() => {}
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
+            () = signals.next() => {}
         }
         Ok(())
     }
@@ -259,18 +253,24 @@ impl Mesh {
     fn on_net(&mut self, event: net::Event) {
         match event {
             net::Event::Connected { peer } => {
-                tracing::info!(peer = %peer.short(), "connected");
                 if !self.connected.contains(&peer) {
                     self.connected.push(peer);
                 }
+                self.notices.print(&Notice::Connected {
+                    peer: Hex(peer),
+                    n_connected: self.connected.len(),
+                });
                 for job in self.jobs.values() {
                     self.tell(peer, &Message::Job(job.encoded.clone()));
                 }
                 self.to_all_jobs(|| Event::Connected(peer));
             }
             net::Event::Disconnected { peer } => {
-                tracing::info!(peer = %peer.short(), "disconnected");
                 self.connected.retain(|connected| *connected != peer);
+                self.notices.print(&Notice::Disconnected {
+                    peer: Hex(peer),
+                    n_connected: self.connected.len(),
+                });
                 self.to_all_jobs(|| Event::Disconnected(peer));
             }
             net::Event::Message { from, body } => match codec::decode::<Message>(&body) {
@@ -286,7 +286,10 @@ impl Mesh {
             },
             net::Event::Request { from, body, reply } => self.on_state_request(from, &body, reply),
             net::Event::ListenFailed { reason } => tracing::error!(reason, "no longer listening"),
-            net::Event::DuplicateIdentity { .. } => {}
+            net::Event::DuplicateIdentity { address } => tracing::error!(
+                address,
+                "another process uses this identity and should end; this one was here before and goes on"
+            ),
         }
     }
 
@@ -335,7 +338,7 @@ impl Mesh {
                 self.home.path().display()
             )
         })?;
-        tracing::info!(job = %id.short(), name = file.name, "job taken on");
+        let is_over = folder.result().is_some();
         let context = JobContext {
             id,
             file,
@@ -347,6 +350,9 @@ impl Mesh {
             connected: self.connected.clone(),
         };
         let handle = run::start(context);
+        if !is_over {
+            self.notice_of(&handle);
+        }
         self.routes.send_modify(|routes| {
             routes.insert(id, handle.packets.clone());
         });
@@ -357,6 +363,18 @@ impl Mesh {
         };
         self.jobs.insert(id, job);
         Ok(id)
+    }
+
+    /// Says that a job begins here, and later that it ended.
+    fn notice_of(&self, handle: &JobHandle) {
+        let (notices, mut status) = (self.notices, handle.status.clone());
+        notices.print(&Notice::JobBegins(&status.borrow()));
+        tokio::spawn(async move {
+            // An error means that the node leaves first.
+            if let Ok(last) = status.wait_for(|status| status.phase.is_final()).await {
+                notices.print(&Notice::JobEnds(&last));
+            }
+        });
     }
 
     fn on_state_request(&mut self, from: PeerId, body: &[u8], reply: oneshot::Sender<Vec<u8>>) {
@@ -392,8 +410,18 @@ impl Mesh {
         }
     }
 
-    async fn remember(&self) {
-        if let Err(error) = self.home.remember(self.net.address_book().await) {
+    async fn remember(&mut self) {
+        let listening = self.net.listen_addresses().await;
+        let port = listening
+            .iter()
+            .find_map(|address| Some(address.parse::<SocketAddr>().ok()?.port()));
+        // Without an interface there is none to tell, but next time there may be.
+        self.port = port.or(self.port);
+        let remembered = Remembered {
+            addresses: self.net.address_book().await,
+            port: self.port,
+        };
+        if let Err(error) = self.home.remember(remembered) {
             tracing::warn!(%error, "addresses of peers are not remembered");
         }
     }

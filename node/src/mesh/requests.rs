@@ -13,7 +13,6 @@ use crate::control::{
     ErrorCode, Failure, Hex, Incoming, JobStatus, PeerStatus, Reply, Request, Response, Status,
 };
 use crate::job::{JobFile, SignedJob};
-use crate::net;
 use crate::run::STOPPED_BY;
 use crate::run::driver::Event;
 use crate::run::journal::now_ms;
@@ -99,7 +98,13 @@ impl Mesh {
     }
 
     async fn peer_list(&self) -> Vec<PeerStatus> {
-        let mut peers: Vec<PeerStatus> = self.net.peers().await.iter().map(peer_status).collect();
+        let mut peers: Vec<PeerStatus> = self
+            .net
+            .peers()
+            .await
+            .into_iter()
+            .map(PeerStatus::from)
+            .collect();
         peers.sort_by_key(|peer| (peer.state != PeerState::Connected, peer.id));
         peers
     }
@@ -194,42 +199,4 @@ fn unknown(job: JobId, reply: Reply) {
         format!("no job {} here", job.short()),
         "`skein jobs` lists them",
     );
-}
-
-fn peer_status(info: &net::PeerInfo) -> PeerStatus {
-    let (state, rtt, reason) = match &info.state {
-        net::PeerState::Connected { rtt, .. } => (PeerState::Connected, *rtt, None),
-        net::PeerState::OneWay { reason } => (PeerState::OneWay, None, Some(reason.clone())),
-        net::PeerState::Dialing {
-            since, attempts, ..
-        } => {
-            let reason = format!("{attempts} tries failed in {} s", since.as_secs());
-            (
-                PeerState::Dialling,
-                None,
-                Some(reason).filter(|_| *attempts > 0),
-            )
-        }
-        net::PeerState::Unusable { reason } => (PeerState::Unusable, None, Some(reason.clone())),
-        net::PeerState::Lost => (PeerState::Lost, None, None),
-    };
-    let via = |via: &net::Via| match via {
-        net::Via::Flag => "given",
-        net::Via::Remembered => "remembered",
-        net::Via::Mdns => "mdns",
-        net::Via::Learnt => "learnt",
-    };
-    let traffic = info.traffic;
-    PeerStatus {
-        id: info.peer.map(Hex),
-        addresses: info.addresses.clone(),
-        state,
-        via: info.via.iter().map(via).collect::<Vec<_>>().join("+"),
-        rtt_ms: rtt.map(|rtt| rtt.as_secs_f64() * 1e3),
-        reason,
-        bytes_in: traffic.control_in + traffic.update_in + traffic.request_in,
-        bytes_out: traffic.control_out + traffic.update_out + traffic.request_out,
-        version: info.software.clone(),
-        clock_offset_ms: None,
-    }
 }

@@ -260,13 +260,13 @@ impl Figures {
         };
         for (peer, work) in agreement.contributions() {
             let sum = all.entry(peer).or_default();
-            sum.steps += work.steps;
-            sum.samples += work.samples;
-            sum.bytes_out += work.bytes_out;
-            sum.dense_bytes_out += work.dense_bytes_out;
-            sum.computing_us += work.computing_us;
-            sum.waiting_us += work.waiting_us;
-            sum.communicating_us += work.communicating_us;
+            sum.steps = sum.steps.saturating_add(work.steps);
+            sum.samples = sum.samples.saturating_add(work.samples);
+            sum.bytes_out = sum.bytes_out.saturating_add(work.bytes_out);
+            sum.dense_bytes_out = sum.dense_bytes_out.saturating_add(work.dense_bytes_out);
+            sum.computing_us = sum.computing_us.saturating_add(work.computing_us);
+            sum.waiting_us = sum.waiting_us.saturating_add(work.waiting_us);
+            sum.communicating_us = sum.communicating_us.saturating_add(work.communicating_us);
         }
         all
     }
