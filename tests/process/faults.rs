@@ -6,8 +6,7 @@ use std::process::Command;
 use skein_tests::{Cluster, Exchange, Job};
 
 /// Each step multiplies the weights by -99: the loss is not finite after 8 steps, and 10 more are waited for.
-const DIVERGES: &str =
-    "{ kind = \"sgd\", lr = 100.0, momentum = 0.0, weight_decay = 1.0 }";
+const DIVERGES: &str = "{ kind = \"sgd\", lr = 100.0, momentum = 0.0, weight_decay = 1.0 }";
 
 #[test]
 fn a_job_that_diverges_fails_on_all_peers_and_names_the_learning_rate() {
@@ -26,7 +25,10 @@ fn a_job_that_diverges_fails_on_all_peers_and_names_the_learning_rate() {
                 (status["phase"] == "failed").then_some(status)
             });
             let reason = status["reason"].as_str().unwrap();
-            assert!(reason.contains("train.optimiser.lr"), "{exchange:?}: {reason}");
+            assert!(
+                reason.contains("train.optimiser.lr"),
+                "{exchange:?}: {reason}"
+            );
             let event = cluster.node(n).events(&job, "failed").pop();
             assert_eq!(event.unwrap()["reason"], reason);
         }
@@ -113,5 +115,8 @@ fn a_full_disk_costs_checkpoints_but_not_the_training() {
         let status = node.job(&job)?;
         matches!(status["phase"].as_str()?, "failed" | "stopped").then_some(status)
     });
-    println!("on a full disk the job ends as {} ({})", status["phase"], status["reason"]);
+    println!(
+        "on a full disk the job ends as {} ({})",
+        status["phase"], status["reason"]
+    );
 }

@@ -29,7 +29,10 @@ fn a_joiner_is_fed_while_its_donors_go_on() {
             .iter()
             .filter(|step| (from..=until).contains(&step["t_ms"].as_u64().unwrap()));
         let n = meanwhile.count();
-        assert!(n >= 2, "{n} steps of donor {donor} from {from} to {until} ms");
+        assert!(
+            n >= 2,
+            "{n} steps of donor {donor} from {from} to {until} ms"
+        );
     }
     cluster.stop(joiner, &job);
     cluster.wait_for_one_hash(&[0, 1, joiner], &job);

@@ -95,7 +95,11 @@ fn each_peer_in_turn_is_killed_in_mid_run_and_the_others_go_on() {
         let result = cluster.node(n).result(&job).unwrap();
         let contributions = result["contributions"].as_array().unwrap().iter();
         let samples = contributions.map(|peer| peer["samples"].as_u64().unwrap());
-        assert_eq!(Some(samples.sum()), result["samples_mesh"].as_u64(), "{result}");
+        assert_eq!(
+            Some(samples.sum()),
+            result["samples_mesh"].as_u64(),
+            "{result}"
+        );
     }
 }
 

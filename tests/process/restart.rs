@@ -58,7 +58,9 @@ fn after_all_were_killed_the_job_goes_on_from_the_newest_checkpoint_that_is_whol
     bytes[last] ^= 1;
     fs::write(&path, bytes).unwrap();
     let newest = on_disk.last().unwrap().clone();
-    let lines: Vec<usize> = (0..3).map(|n| cluster.node(n).journal(&job).len()).collect();
+    let lines: Vec<usize> = (0..3)
+        .map(|n| cluster.node(n).journal(&job).len())
+        .collect();
 
     for n in 0..3 {
         cluster.restart(n);

@@ -47,8 +47,7 @@ impl Plain {
             nesterov: false,
         };
         let labels = data.train.labels();
-        let sampler =
-            |shard| Sampler::new(&Split::All {}, labels, Job::SEED, shard, 0).unwrap();
+        let sampler = |shard| Sampler::new(&Split::All {}, labels, Job::SEED, shard, 0).unwrap();
         Self {
             samplers: (0..shards).map(sampler).collect(),
             gradient: vec![0.0; model.n_parameters()],
@@ -105,7 +104,11 @@ fn one_dense_peer_equals_a_plain_loop_to_the_bit() {
             .zip(plain.weights())
             .filter(|(a, b)| a.to_bits() != b.to_bits());
         let n = differ.count();
-        assert!(n == 0, "{exchange:?}: {n} of {} weights differ", weights.len());
+        assert!(
+            n == 0,
+            "{exchange:?}: {n} of {} weights differ",
+            weights.len()
+        );
         let last = cluster.node(0).events(&id, "step").pop().unwrap();
         assert_eq!(last["step"], STEPS);
     }
@@ -132,5 +135,8 @@ fn two_dense_synchronous_peers_equal_one_process_with_both_batches() {
     println!("weights moved by up to {moved}, the two results are up to {apart} apart");
     // Sums of 32 terms in another order differ by a few units of f32's 6e-8 of their size; 60 steps with momentum 0.9
     // carry that on, tenfold at the worst: 60 * 10 * 6e-8 = 4e-5 of what the weights moved by.
-    assert!(apart <= 4e-5 * moved.max(1.0), "{apart} apart, moved {moved}");
+    assert!(
+        apart <= 4e-5 * moved.max(1.0),
+        "{apart} apart, moved {moved}"
+    );
 }

@@ -49,5 +49,8 @@ fn four_peers_agree_train_and_end_with_the_same_model() {
     let judged = evaluated["accuracy"].as_f64().unwrap();
     // The agreed number travels as f32.
     assert!((agreed - judged).abs() < 1e-6, "{agreed} and {judged}");
-    assert!(judged > 0.8, "300 steps of four peers teach the digits: {judged}");
+    assert!(
+        judged > 0.8,
+        "300 steps of four peers teach the digits: {judged}"
+    );
 }

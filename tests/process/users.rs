@@ -10,10 +10,26 @@ fn a_wrong_job_file_is_refused_with_the_key_the_line_and_the_fix() {
     let cluster = Cluster::start(1);
     let good = Job::default().toml();
     for (wrong, key, fix) in [
-        (good.replace("batch =", "bach ="), "train.bach", "did you mean `batch`?"),
-        (good.replace("lr = 0.02", "lr = -1.0"), "train.optimiser.lr", "above 0"),
-        (good.replace("steps = 1000000000", ""), "stop", "add a section"),
-        (good.replace("\"mlp\"", "\"mlpp\""), "model.kind", "did you mean `mlp`?"),
+        (
+            good.replace("batch =", "bach ="),
+            "train.bach",
+            "did you mean `batch`?",
+        ),
+        (
+            good.replace("lr = 0.02", "lr = -1.0"),
+            "train.optimiser.lr",
+            "above 0",
+        ),
+        (
+            good.replace("steps = 1000000000", ""),
+            "stop",
+            "add a section",
+        ),
+        (
+            good.replace("\"mlp\"", "\"mlpp\""),
+            "model.kind",
+            "did you mean `mlp`?",
+        ),
     ] {
         let file = cluster.folder().join("wrong.toml");
         fs::write(&file, &wrong).unwrap();
@@ -153,8 +169,16 @@ fn write_readings(folder: &Path, n: usize) {
         format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}")
     };
     fs::create_dir_all(folder).unwrap();
-    fs::write(folder.join("x.npy"), npy(header("<f4", format!("({n}, 8)")), x.collect())).unwrap();
-    fs::write(folder.join("y.npy"), npy(header("<i8", format!("({n},)")), y.collect())).unwrap();
+    fs::write(
+        folder.join("x.npy"),
+        npy(header("<f4", format!("({n}, 8)")), x.collect()),
+    )
+    .unwrap();
+    fs::write(
+        folder.join("y.npy"),
+        npy(header("<i8", format!("({n},)")), y.collect()),
+    )
+    .unwrap();
 }
 
 #[test]

@@ -41,9 +41,7 @@ impl Cluster {
 
     /// No node yet.
     pub fn empty() -> Self {
-        let turn = ONE_AT_A_TIME
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         Self {
             nodes: Vec::new(),
             folder: tempfile::tempdir().expect("a folder for the homes"),
@@ -133,9 +131,12 @@ impl Cluster {
 
     /// Ends a job from node `n`.
     pub fn stop(&self, n: usize, job: &str) {
-        let answer = self.nodes[n].ask(&serde_json::json!({ "v": 1, "command": "stop", "job": job }));
+        let answer =
+            self.nodes[n].ask(&serde_json::json!({ "v": 1, "command": "stop", "job": job }));
         assert!(
-            answer.as_ref().is_some_and(|answer| answer["kind"] == "stopped"),
+            answer
+                .as_ref()
+                .is_some_and(|answer| answer["kind"] == "stopped"),
             "{answer:?}"
         );
     }
@@ -197,9 +198,20 @@ impl Cluster {
                     let phase = status["phase"].as_str()?;
                     matches!(phase, "done" | "stopped" | "failed").then_some(status)
                 });
-                assert_ne!(status["phase"], "failed", "{}: {status}\n{}", node.name(), self.report());
+                assert_ne!(
+                    status["phase"],
+                    "failed",
+                    "{}: {status}\n{}",
+                    node.name(),
+                    self.report()
+                );
                 let result = node.result(job).expect("a job that is over has a result");
-                assert_eq!(status["model_hash"], result["best"]["hash"], "{}", node.name());
+                assert_eq!(
+                    status["model_hash"],
+                    result["best"]["hash"],
+                    "{}",
+                    node.name()
+                );
                 let hash = status["model_hash"].as_str();
                 hash.unwrap_or_else(|| panic!("{} has no model: {status}", node.name()))
                     .to_owned()

@@ -56,7 +56,15 @@ impl Node {
         command
             .arg("--home")
             .arg(&self.home)
-            .args(["-v", "up", "--listen", "127.0.0.1:0", "--no-mdns", "--threads", "1"])
+            .args([
+                "-v",
+                "up",
+                "--listen",
+                "127.0.0.1:0",
+                "--no-mdns",
+                "--threads",
+                "1",
+            ])
             .args(join.iter().flat_map(|token| ["--join", token]))
             .args(&self.args)
             .env("NO_COLOR", "1")
@@ -79,7 +87,9 @@ impl Node {
     /// The token that its process printed, once it has.
     pub(crate) fn token(&self) -> Option<String> {
         let out = fs::read_to_string(self.log("out")).ok()?;
-        let line = out.lines().find_map(|line| line.strip_prefix("skein up --join "));
+        let line = out
+            .lines()
+            .find_map(|line| line.strip_prefix("skein up --join "));
         let whole = out.ends_with('\n');
         line.filter(|_| whole).map(str::to_owned)
     }
