@@ -60,6 +60,8 @@ struct World {
     starts: u64,
     start_peers: usize,
     lost_samples: u64,
+    /// Peers whose training has come to nothing.
+    diverged: BTreeSet<PeerId>,
 }
 
 impl World {
@@ -74,6 +76,7 @@ impl World {
             starts: 0,
             start_peers,
             lost_samples: 0,
+            diverged: BTreeSet::new(),
         }
     }
 
@@ -228,6 +231,7 @@ impl World {
                 state.step = step;
                 Input::Synced { step, samples: 0 }
             }
+            Work::Evaluate if self.diverged.contains(&peer) => Input::NoCandidate,
             Work::Evaluate => {
                 let candidate = Candidate {
                     accuracy: (state.step % 97) as f32 / 97.0,
@@ -404,6 +408,11 @@ fn peers_start_together_and_close_with_one_model() {
         world.at(seconds(6.0), Event::Stop(id(3)));
         world.run(seconds(15.0));
         assert!(world.all_closed(), "seed {seed}");
+        // They are silent from now on, which is no reason to drop each other.
+        world.run(seconds(40.0));
+        for peer in 1..=4 {
+            assert_eq!(world.members(peer).len(), 4, "seed {seed}, peer {peer}");
+        }
     }
 }
 
@@ -476,6 +485,24 @@ fn a_healed_partition_ends_in_one_view_and_says_what_was_lost() {
             assert!(world.peers[&id(peer)].training, "seed {seed}, peer {peer}");
         }
         assert!(world.lost_samples > 0, "seed {seed}: the loss is told");
+    }
+}
+
+#[test]
+fn a_job_closes_without_a_model_only_where_nobody_has_one() {
+    for seed in 0..20 {
+        let n_diverged = 1 + (seed % 3) as u8;
+        let mut world = started(seed, 3);
+        world.diverged = (1..=n_diverged).map(id).collect();
+        world.at(seconds(6.0), Event::Stop(id(3)));
+        world.run(seconds(15.0));
+        let closed: BTreeSet<Option<bool>> = world
+            .peers
+            .values()
+            .map(|peer| peer.closed.map(|decision| decision.is_some()))
+            .collect();
+        let expected = BTreeSet::from([Some(n_diverged < 3)]);
+        assert_eq!(closed, expected, "seed {seed}, {n_diverged} diverged");
     }
 }
 

@@ -41,6 +41,8 @@ pub enum Input {
     StopHolds(String),
     /// The own candidate is evaluated and kept.
     Evaluated(Candidate),
+    /// There is nothing that could be a candidate after all.
+    NoCandidate,
     /// The weights asked for by [`Output::Fetch`] are held.
     Fetched(Digest),
     /// Nothing but time passed.

@@ -182,6 +182,12 @@ impl Agreement {
                     self.next_beat = now;
                 }
             }
+            Input::NoCandidate => {
+                if let Phase::Ending(state) = &mut self.phase {
+                    state.abstains = true;
+                    self.next_beat = now;
+                }
+            }
             Input::Fetched(digest) => self.on_fetched(now, digest),
             Input::Tick => {}
         }

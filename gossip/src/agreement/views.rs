@@ -102,6 +102,10 @@ impl Agreement {
 
     /// Lets the steward of this moment act, and everybody notice what changed.
     pub(super) fn decide(&mut self, now: Tick) {
+        if matches!(self.phase, Phase::Closed(_)) {
+            // Peers that closed fall silent; that changes nothing any more.
+            return;
+        }
         if matches!(self.phase, Phase::Ready(_)) && self.view.is_none() {
             return self.decide_first_view(now);
         }

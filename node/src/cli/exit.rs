@@ -18,7 +18,7 @@ pub enum Exit {
     NoNode = 3,
     /// There is no such job, file or model.
     NotFound = 4,
-    /// The node refuses, or peers that are needed cannot be reached.
+    /// The node refuses, another process holds the home folder, or peers that are needed cannot be reached.
     Refused = 5,
     /// A file cannot be read or written, or skein itself is at fault.
     Internal = 6,
@@ -34,7 +34,7 @@ Exit codes:
     2  the command line, the environment or the job file is wrong
     3  no node runs for this home folder
     4  there is no such job, file or model
-    5  the node refuses, or peers that are needed cannot be reached
+    5  the node refuses, the home folder is in use, or peers that are needed cannot be reached
     6  a file cannot be read or written, or skein itself is at fault
   130  Ctrl-C while watching; the job goes on
 

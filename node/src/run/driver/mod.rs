@@ -132,6 +132,8 @@ pub(super) struct Driver {
     retry_at: Option<Instant>,
     /// The weights offered, decided or agreed, for others and for the result.
     pub(super) kept: Option<(Digest, Snapshot)>,
+    /// Why this peer has no model to offer.
+    no_candidate: Option<String>,
     last_checkpoint: (Instant, u64),
     saving: bool,
     pub(super) reason: String,
@@ -174,6 +176,7 @@ pub(super) async fn run(
         fetching: Fetching::Nothing,
         retry_at: None,
         kept: None,
+        no_candidate: None,
         last_checkpoint: (started, 0),
         saving: false,
         reason: String::new(),
@@ -267,8 +270,7 @@ impl Driver {
             Done::Prepared(Ok(prepared)) => self.on_prepared(*prepared),
             Done::Prepared(Err(reason)) => {
                 tracing::warn!(job = %self.context.id.short(), reason, "this peer cannot take part");
-                self.figures.failure = Some(reason.clone());
-                self.input(Input::Unable(reason));
+                self.fail(reason);
             }
             Done::Fetched(outcome, took) => self.on_fetched(outcome, took),
             Done::Restored {
@@ -301,6 +303,11 @@ impl Driver {
                 let digest = Digest(snapshot.weights_hash());
                 self.kept = Some((digest, *snapshot));
                 self.figures.evaluated(step, &evaluation);
+                if let Some(threads) = &self.threads {
+                    // The last packets count in the report too.
+                    self.figures.links(&threads.report.borrow());
+                    self.tell_progress();
+                }
                 let (accuracy, loss) = (evaluation.accuracy as f32, evaluation.loss as f32);
                 self.input(Input::Evaluated(Candidate {
                     accuracy,
@@ -310,15 +317,10 @@ impl Driver {
                 }));
             }
             Done::Candidate(Err(reason)) => {
-                // Nothing to offer, but the others must not wait for it: a candidate that never wins.
+                // Nothing to offer, but the others must not wait for it.
                 tracing::warn!(job = %self.context.id.short(), reason, "no candidate");
-                let worst = Candidate {
-                    accuracy: f32::NAN,
-                    loss: f32::NAN,
-                    digest: Digest([0; 32]),
-                    step: 0,
-                };
-                self.input(Input::Evaluated(worst));
+                self.no_candidate = Some(reason);
+                self.input(Input::NoCandidate);
             }
             Done::Saved(outcome) => {
                 self.saving = false;
@@ -359,12 +361,18 @@ impl Driver {
             Ok(threads) => {
                 self.threads = Some(threads);
                 self.input(Input::Prepared(holding));
+                // The end may have been heard of meanwhile.
+                self.try_fetch();
             }
-            Err(reason) => {
-                self.figures.failure = Some(reason.clone());
-                self.input(Input::Unable(reason));
-            }
+            Err(reason) => self.fail(reason),
         }
+    }
+
+    /// This peer cannot go on with the job.
+    pub(super) fn fail(&mut self, reason: String) {
+        self.journal.write(&Entry::Failed { reason: &reason });
+        self.figures.failure = Some(reason.clone());
+        self.input(Input::Unable(reason));
     }
 
     pub(super) fn send(&self, to: PeerId, message: &Message) {

@@ -101,6 +101,9 @@ impl Driver {
         if std::mem::replace(&mut self.closed, true) {
             return;
         }
+        if let (None, Some(why)) = (decision, self.no_candidate.take()) {
+            self.reason = format!("{}, but there is no model: {why}", self.reason);
+        }
         let result = self.figures.result(&self.agreement, decision, &self.reason);
         let snapshot = self.kept.take().map(|(_, snapshot)| snapshot);
         if let Err(error) = threads::save_result(self, &result, snapshot) {

@@ -38,13 +38,7 @@ impl Driver {
                     links: links(&report.links),
                     view: self.agreement.view().map_or(0, |view| view.stamp.number),
                 });
-                let train_loss = self.figures.train_loss.unwrap_or(f32::MAX);
-                let contribution = self.figures.contribution;
-                self.input(Input::Progress {
-                    step,
-                    train_loss,
-                    contribution,
-                });
+                self.tell_progress();
                 self.checkpoint_if_due(step);
             }
             trainer::Event::Evaluated {
@@ -70,20 +64,29 @@ impl Driver {
             }
             trainer::Event::NotFinite { step } => {
                 self.figures.refused_own += 1;
+                // A synchronous step counts all the same.
+                self.figures.step = step;
                 let peer = self.context.net.local().short();
                 self.journal.write(&Entry::Refused {
                     peer,
                     reason: &format!("own step {step} is not finite"),
                 });
             }
-            trainer::Event::Failed(reason) => {
-                self.figures.failure = Some(reason.into());
-                self.input(Input::Unable(reason.into()));
-            }
+            trainer::Event::Failed(reason) => self.fail(reason.into()),
         }
         if let Some(reason) = self.figures.stop_holds(self.agreement.mesh_samples()) {
             self.input(Input::StopHolds(reason));
         }
+    }
+
+    /// Tells the agreement, and so the others, of the own work so far.
+    pub(super) fn tell_progress(&mut self) {
+        let progress = Input::Progress {
+            step: self.figures.step,
+            train_loss: self.figures.train_loss.unwrap_or(f32::MAX),
+            contribution: self.figures.contribution,
+        };
+        self.input(progress);
     }
 
     pub(super) fn every_half_second(&mut self) {

@@ -72,28 +72,45 @@ impl State {
     }
 
     /// The better of the replica and the best that was seen on the way, by the whole validation set.
+    ///
+    /// # Errors
+    /// Neither has a finite loss: weights that are not finite could be no peer's model.
     pub(super) fn candidate(&mut self) -> Result<(u64, Evaluation, Snapshot), String> {
         let all = self.thread.data.validation.len();
         let now = self.evaluate(all)?;
         let current = (self.thread.step, now, self.thread.trainer.snapshot());
-        let Some((_, step, mut snapshot)) = self.best_look.take() else {
-            return Ok(current);
+        let best = match self.best_look.take() {
+            Some((_, step, snapshot)) if step != self.thread.step => {
+                self.better(current, (step, snapshot))
+            }
+            _ => current,
         };
-        if step == self.thread.step {
-            return Ok(current);
+        if best.1.loss.is_finite() {
+            Ok(best)
+        } else {
+            Err("the loss of the trained model is not finite; lower train.optimiser.lr".into())
         }
+    }
+
+    fn better(
+        &mut self,
+        current: (u64, Evaluation, Snapshot),
+        (step, mut snapshot): (u64, Snapshot),
+    ) -> (u64, Evaluation, Snapshot) {
+        let now = current.1;
         snapshot.optimiser.clone_from(&current.2.optimiser);
         let restored = self
             .thread
             .trainer
             .restore(&snapshot)
             .map_err(|error| error.to_string());
-        let then = restored.and_then(|()| self.evaluate(all));
-        match then {
-            Ok(then) if (then.accuracy, -then.loss) > (now.accuracy, -now.loss) => {
-                Ok((step, then, snapshot))
-            }
-            _ => Ok(current),
+        let all = self.thread.data.validation.len();
+        let is_better = |then: &Evaluation| {
+            !now.loss.is_finite() || (then.accuracy, -then.loss) > (now.accuracy, -now.loss)
+        };
+        match restored.and_then(|()| self.evaluate(all)) {
+            Ok(then) if is_better(&then) => (step, then, snapshot),
+            _ => current,
         }
     }
 }

@@ -36,6 +36,8 @@ pub struct Settings {
     pub synchronous: bool,
     /// Asynchronous: steps that are summed into one hand-over to the coder.
     pub every: u32,
+    /// Step at which training stops by itself, so that `stop.steps` means exactly that many.
+    pub last_step: Option<u64>,
     /// Steps between two looks at the validation set.
     pub evaluate_every: u64,
     /// Rows per look.
@@ -259,7 +261,7 @@ impl State {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Train => self.training = true,
+            Command::Train => self.training = !self.is_at_last_step(),
             Command::Pause => {
                 self.training = false;
                 self.drop_merged();

@@ -55,11 +55,17 @@ impl State {
             return false;
         }
         self.give_copies();
+        self.training &= !self.is_at_last_step();
         !self
             .thread
             .step
             .is_multiple_of(self.thread.settings.evaluate_every)
             || self.look()
+    }
+
+    pub(super) fn is_at_last_step(&self) -> bool {
+        let last = self.thread.settings.last_step;
+        last.is_some_and(|last| self.thread.step >= last)
     }
 
     pub(super) fn next_batch(&mut self) -> Result<Batch, &'static str> {
@@ -120,6 +126,7 @@ impl State {
                     .fail("training diverged: the loss is not finite; lower train.optimiser.lr");
             }
             self.thread.step += 1;
+            self.training &= !self.is_at_last_step();
         }
         self.thread
             .events
