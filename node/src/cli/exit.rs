@@ -1,6 +1,5 @@
 //! How a command ends: the exit codes, and errors that carry one.
 
-
 use crate::control::{ClientError, ErrorCode, Failure};
 use crate::job::JobError;
 
