@@ -1,7 +1,5 @@
 //! How a command ends: the exit codes, and errors that carry one.
 
-use std::process::ExitCode;
-
 use crate::control::{ClientError, ErrorCode, Failure};
 use crate::job::JobError;
 
@@ -41,12 +39,6 @@ Exit codes:
 
 Every option can be given as an environment variable too (shown in brackets). SKEIN_LOG sets what is logged, such as
 SKEIN_LOG=skein_node=debug; without it RUST_LOG counts.";
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
-    }
-}
 
 /// Why a command ended without doing what it should.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
