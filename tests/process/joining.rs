@@ -5,37 +5,35 @@ use std::collections::BTreeMap;
 use skein_tests::{Cluster, Exchange, Job};
 
 #[test]
-fn a_joiner_is_fed_while_its_donors_go_on() {
-    let mut cluster = Cluster::start(2);
+fn a_joiner_is_fed_while_its_donor_goes_on() {
+    let mut cluster = Cluster::start(1);
     let job = Job {
         hidden: &[2048, 1024],
-        peers: 2,
-        batch: 8,
+        batch: 1,
         ..Job::default()
     };
     let job = cluster.submit(0, &job.toml());
-    cluster.wait_for_step(&[0, 1], &job, 3);
+    cluster.wait_for_step(&[0], &job, 3);
     let joiner = cluster.add();
     let synced = cluster.wait("the joiner's state", || {
         cluster.node(joiner).events(&job, "synced").pop()
     });
     assert!(synced["bytes"].as_u64() > Some(25_000_000), "{synced}");
-    let until = synced["t_ms"].as_u64().unwrap();
-    let from = until - (synced["seconds"].as_f64().unwrap() * 1e3) as u64;
-    cluster.wait_for_steps(&[0, 1, joiner], &job, 2);
-    for donor in [0, 1] {
-        let steps = cluster.node(donor).events(&job, "step");
-        let meanwhile = steps
-            .iter()
-            .filter(|step| (from..=until).contains(&step["t_ms"].as_u64().unwrap()));
-        let n = meanwhile.count();
-        assert!(
-            n >= 2,
-            "{n} steps of donor {donor} from {from} to {until} ms"
-        );
-    }
+    cluster.wait_for_steps(&[0, joiner], &job, 2);
+    // A donor that stood still would make its next step only when the joiner has everything.
+    let meanwhile = cluster.node(0).events(&job, "step");
+    let meanwhile = meanwhile.iter().filter(|step| {
+        step["step"].as_u64() > synced["step"].as_u64()
+            && step["t_ms"].as_u64() <= synced["t_ms"].as_u64()
+    });
+    let n = meanwhile.count();
+    println!("{n} steps while {synced}");
+    assert!(
+        n >= 1,
+        "no step of the donor after the copy and before {synced}"
+    );
     cluster.stop(joiner, &job);
-    cluster.wait_for_one_hash(&[0, 1, joiner], &job);
+    cluster.wait_for_one_hash(&[0, joiner], &job);
 }
 
 /// Validation losses by step. Replicas that are equal to the bit have the same ones.

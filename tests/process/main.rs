@@ -4,11 +4,7 @@
 //! The binary has to be there: `cargo build -p skein-node` (`./run test` does it). One test runs at a time, whatever the
 //! number of test threads.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test stops at the first surprise"
-)]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod away;
 mod faults;
