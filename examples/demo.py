@@ -270,7 +270,8 @@ class Demo:
                 first.kill()
                 self.say(f"{way:.0%} of the way: killed peer 1, which submitted the job (SIGKILL)")
             elif first.killed and fifth.process is None and way >= 1 / 2:
-                fifth.up("--join", self.token)
+                # Any peer shows a line to join by; the one that made the mesh is dead by now.
+                fifth.up("--join", self.peers[1].ask("status")["join_line"].split()[-1])
                 self.say(f"{way:.0%} of the way: started peer 5, {fifth.id[:8]}: process {fifth.process.pid}, {describe(fifth.device)}")
             for peer in self.peers:
                 if peer.process is not None and not peer.killed and not peer.is_running():
