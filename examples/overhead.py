@@ -10,6 +10,7 @@ the medians and the ratio. Steps are timed by the journal's own stamps, without 
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -43,7 +44,8 @@ steps = 1000000
 def plain(source, steps):
     out = subprocess.run([RELEASE / "examples" / "plain_loop", source, str(steps)], check=True, capture_output=True)
     found = json.loads(out.stdout)
-    return 1e3 * found["seconds"] / found["steps"], found["resident_kb"]
+    steps = found["steps"]
+    return 1e3 * found["seconds"] / steps, 1e3 * found["cpu_seconds"] / steps, found["resident_kb"]
 
 
 def skein(source, steps):
@@ -58,20 +60,23 @@ def skein(source, steps):
         try:
             node.stdout.readline()
             subprocess.run(command + ["train", "--detach", job], check=True, stdout=subprocess.DEVNULL)
-            resident, stamps = 0, {}
+            resident, stamps, spent = 0, {}, []
             deadline = time.monotonic() + 600
             while WARM_UP + steps not in stamps:
                 if time.monotonic() > deadline:
                     raise SystemExit("the job did not end in ten minutes")
                 time.sleep(0.2)
-                if stamps:
+                if stamps and max(stamps) >= WARM_UP:
                     resident = max(resident, resident_kb(node.pid))
+                    spent.append((max(stamps), cpu_seconds(node.pid)))
                 for journal in home.glob("jobs/*/metrics.jsonl"):
                     for line in journal.read_text().splitlines():
                         entry = json.loads(line) if line.endswith("}") else {}
                         if entry.get("event") == "step":
                             stamps[entry["step"]] = entry["t_ms"]
-            return (stamps[WARM_UP + steps] - stamps[WARM_UP]) / steps, resident
+            (first, before), (last, after) = spent[0], spent[-1]
+            cpu = 1e3 * (after - before) / max(last - first, 1)
+            return (stamps[WARM_UP + steps] - stamps[WARM_UP]) / steps, cpu, resident
         finally:
             node.terminate()
             node.wait(timeout=10)
@@ -84,6 +89,11 @@ def resident_kb(pid):
     return 0
 
 
+def cpu_seconds(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--steps", type=int, default=400)
@@ -91,16 +101,17 @@ def main():
     arguments.add_argument("--source", default="fashion-mnist", choices=sorted(PARAMETER_BYTES))
     options = arguments.parse_args()
     rows = []
-    print("round   plain ms/step  skein ms/step   ratio   plain MB  skein MB")
+    print("         wall ms/step           processor ms/step      resident MB")
+    print("round    plain   skein  ratio   plain   skein  ratio   plain  skein")
     for number in range(options.rounds):
         a, b = plain(options.source, options.steps), skein(options.source, options.steps)
-        rows.append((a[0], b[0], b[0] / a[0], a[1] / 1024, b[1] / 1024))
-        print("{:5}   {:13.2f}  {:13.2f}  {:6.3f}  {:9.1f}  {:8.1f}".format(number + 1, *rows[-1]))
+        rows.append((a[0], b[0], b[0] / a[0], a[1], b[1], b[1] / a[1], a[2] / 1024, b[2] / 1024))
+        print("{:5}   {:6.2f}  {:6.2f}  {:5.3f}  {:6.2f}  {:6.2f}  {:5.3f}  {:6.1f} {:6.1f}".format(number + 1, *rows[-1]))
     middle = [statistics.median(column) for column in zip(*rows)]
-    print("median  {:13.2f}  {:13.2f}  {:6.3f}  {:9.1f}  {:8.1f}".format(*middle))
+    print("median  {:6.2f}  {:6.2f}  {:5.3f}  {:6.2f}  {:6.2f}  {:5.3f}  {:6.1f} {:6.1f}".format(*middle))
     allowed = 3 * PARAMETER_BYTES[options.source] / 2**20 + 60
-    print(f"overhead {100 * (middle[2] - 1):+.1f} % (aim: at most 5 %)")
-    print(f"memory over the plain loop {middle[4] - middle[3]:.1f} MB (aim: at most {allowed:.1f} MB)")
+    print(f"overhead {100 * (middle[2] - 1):+.1f} % of wall time, {100 * (middle[5] - 1):+.1f} % of processor time (aim: at most 5 %)")
+    print(f"memory over the plain loop {middle[7] - middle[6]:.1f} MB (aim: at most {allowed:.1f} MB)")
 
 
 if __name__ == "__main__":

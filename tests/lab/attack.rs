@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::netns::Lab;
 use crate::peer::{Peer, fully_connected, until};
-use crate::{DEADLINE, bare_token, start_all};
+use crate::{DEADLINE, bare_token, say, start_all};
 
 /// Names the target to the attacker, which is this very program on another machine of the lab.
 const TARGET: &str = "LAB_TARGET";
@@ -117,7 +117,7 @@ fn a_stranger_learns_nothing_takes_no_memory_and_keeps_nobody_out() {
     peers.push(Peer::start(&lab.machines[2], &third, &["--join", &token]));
     fully_connected(&peers, DEADLINE);
     let more = resident_kib(&peers[0]).saturating_sub(before);
-    println!("the attack cost {more} KiB");
+    say(&format!("the attack cost {more} KiB"));
     attack.kill().unwrap();
     attack.wait().unwrap();
     assert!(more < MEMORY, "{more} KiB more");

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::netns::Lab;
 use crate::peer::{self, Peer, fully_connected, skein, strings, until};
-use crate::{DEADLINE, bare_token, start_all};
+use crate::{DEADLINE, bare_token, say, start_all};
 
 /// What the project promises from the last start to full connection, on a machine that is not loaded.
 const PROMISE: Duration = Duration::from_secs(3);
@@ -34,7 +34,9 @@ fn four_peers_with_one_token_and_no_addresses_find_each_other_and_not_the_strang
         let began = Instant::now();
         fully_connected(&peers, PATIENCE);
         let took = began.elapsed();
-        println!("start {round}: {took:.2?} from the last start to full connection");
+        say(&format!(
+            "start {round}: {took:.2?} from the last start to full connection"
+        ));
         times.push(took);
 
         let home = peers[0].home.to_str().unwrap();
@@ -63,7 +65,10 @@ fn four_peers_with_one_token_and_no_addresses_find_each_other_and_not_the_strang
         }
     }
     let kept = times.iter().filter(|took| **took <= PROMISE).count();
-    println!("{kept} of {} starts within {PROMISE:?}", times.len());
+    say(&format!(
+        "{kept} of {} starts within {PROMISE:?}",
+        times.len()
+    ));
     if setting("LAB_STRICT").is_some_and(|strict| strict != 0) {
         assert_eq!(kept, times.len(), "{times:?}");
     }
@@ -116,10 +121,10 @@ fn a_chain_of_single_addresses_is_enough_and_is_remembered_and_a_copied_identity
     let mut peers = start_all(&lab, 4, folder.path(), &["--no-mdns"]);
     let began = Instant::now();
     fully_connected(&peers, DEADLINE);
-    println!(
+    say(&format!(
         "remembered: {:.2?} from the last start to full connection",
         began.elapsed()
-    );
+    ));
     assert_eq!(peers.iter().map(Peer::listening).collect::<Vec<_>>(), ports);
     no_loopback(&peers);
 
@@ -154,10 +159,10 @@ fn copies_end(lab: &Lab, folder: &Path, peers: &mut [Peer]) {
         let began = Instant::now();
         let status = copy.ended(DEADLINE);
         let said = copy.log();
-        println!(
+        say(&format!(
             "copied identity ({name}): ended after {:.2?}",
             began.elapsed()
-        );
+        ));
         assert!(
             !status.success() && said.contains("another process uses this identity, at 10.77.0.1"),
             "{said}"

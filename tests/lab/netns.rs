@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::say;
+
 const PREFIX: &str = "skein-lab-";
 /// The network on the cable; machine `i` has the host number `i + 1`.
 const NETWORK: &str = "10.77.0";
@@ -42,7 +44,7 @@ impl Lab {
         // A test that failed leaves the lock poisoned, and nothing else.
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reason) = missing() {
-            eprintln!("SKIPPED: no network namespaces here: {reason}");
+            say(&format!("SKIPPED: no network namespaces here: {reason}"));
             return None;
         }
         remove_leftovers();
@@ -124,7 +126,9 @@ impl Machine {
             Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
             Err(error) => error.to_string(),
         };
-        eprintln!("SKIPPED: packets cannot be filtered here: {reason}");
+        say(&format!(
+            "SKIPPED: packets cannot be filtered here: {reason}"
+        ));
         false
     }
 
@@ -150,7 +154,7 @@ fn remove(name: &str) {
         }
     }
     if let Err(reason) = try_ip(&["netns", "del", name]) {
-        eprintln!("{reason}");
+        say(&reason);
     }
 }
 

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::netns::Lab;
 use crate::peer::{Peer, fully_connected, skein, until};
-use crate::{DEADLINE, bare_token, start_all};
+use crate::{DEADLINE, bare_token, say, start_all};
 
 /// Ends only when it is told to.
 const JOB: &str = r#"
@@ -78,7 +78,7 @@ fn a_peer_whose_cable_is_pulled_is_dropped_and_comes_back_and_all_end_with_one_m
     for peer in &peers[..3] {
         before = members(peer, 3).max(before);
     }
-    println!("dropped after {:.2?}", cut.elapsed());
+    say(&format!("dropped after {:.2?}", cut.elapsed()));
     // The others train on meanwhile.
     until("steps without it", DEADLINE, || {
         let job = job(&peers[0])?;
@@ -90,7 +90,7 @@ fn a_peer_whose_cable_is_pulled_is_dropped_and_comes_back_and_all_end_with_one_m
     for peer in &peers {
         members(peer, 4);
     }
-    println!("back after {:.2?}", back.elapsed());
+    say(&format!("back after {:.2?}", back.elapsed()));
     fully_connected(&peers, DEADLINE);
 
     call(&["stop", "outage"]);

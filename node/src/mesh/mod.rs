@@ -8,6 +8,7 @@
 //!
 //! Jobs are passed on whole: to the mesh when they are submitted, and to every peer that connects.
 
+mod key;
 mod notices;
 mod packets;
 mod refusal;
@@ -25,6 +26,7 @@ use skein_gossip::message::{Message, StateRequest, StateResponse};
 use skein_gossip::wire::codec;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use key::mesh_key;
 use notices::{Notice, Notices};
 
 use crate::cli::{CliError, Exit, Globals, UpArgs};
@@ -136,36 +138,6 @@ async fn up(home: PathBuf, args: UpArgs, notices: Notices) -> Result<()> {
     let outcome = mesh.drive(started.events, incoming, signals).await;
     drop(server);
     outcome
-}
-
-/// The key of the mesh: the token's, the one kept, or a new one. With the token come addresses to try.
-fn mesh_key(home: &Home, join: Option<&str>) -> Result<(MeshKey, Vec<String>, bool)> {
-    let kept = home.mesh_key()?;
-    let Some(text) = join else {
-        if let Some(key) = kept {
-            return Ok((key, Vec::new(), false));
-        }
-        let key = MeshKey::generate();
-        home.save_mesh_key(&key)?;
-        return Ok((key, Vec::new(), true));
-    };
-    let token: Token = text
-        .parse()
-        .context("the token after --join cannot be used")?;
-    let key = token.mesh_key().clone();
-    if kept.is_some_and(|kept| kept != key) {
-        bail!(refusal::Usage(format!(
-            "{} already belongs to another mesh than this token's: use another --home, or remove {}",
-            home.path().display(),
-            home.path().join("mesh.key").display()
-        )));
-    }
-    home.save_mesh_key(&key)?;
-    Ok((
-        key,
-        token.addresses().iter().map(ToString::to_string).collect(),
-        false,
-    ))
 }
 
 struct Mesh {

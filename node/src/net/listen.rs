@@ -106,18 +106,20 @@ mod tests {
 
     #[test]
     fn the_port_of_last_time_is_taken_if_it_is_free() {
-        let anywhere = Interfaces::new(Vec::new());
-        let holder = TcpListener::bind("0.0.0.0:0").unwrap();
-        let port = holder.local_addr().unwrap().port();
-        let ports = |wanted: &[SocketAddr]| {
-            let chosen = choose(wanted, Some(port), &anywhere).unwrap();
+        let ports = |last_port| {
+            let chosen = choose(&[], last_port, &Interfaces::new(Vec::new())).unwrap();
             chosen.iter().map(SocketAddr::port).collect::<Vec<_>>()
         };
-        let others = ports(&[]);
-        assert!(!others.contains(&port) && others.iter().all(|other| *other == others[0]));
-        drop(holder);
-        assert!(ports(&[]).iter().all(|taken| *taken == port));
-        assert_ne!(ports(&["127.0.0.1:0".parse().unwrap()]), [port]);
+        let holder = TcpListener::bind("0.0.0.0:0").unwrap();
+        let taken = holder.local_addr().unwrap().port();
+        let others = ports(Some(taken));
+        assert!(!others.contains(&taken) && others.iter().all(|port| *port == others[0]));
+        // Somebody else may take a port between two looks, but not every time.
+        let again = |_| {
+            let port = ports(None)[0];
+            ports(Some(port)).iter().all(|taken| *taken == port)
+        };
+        assert!((0..10).any(again));
     }
 
     #[test]

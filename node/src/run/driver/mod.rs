@@ -1,7 +1,7 @@
 //! The driver of one job on this peer: joins the agreement (`skein_gossip`), the training thread, the coder and the network.
 //!
 //! It decides nothing itself: events go into [`Agreement`], and what comes out of it is carried out here. State copies,
-//! evaluation and disk work run elsewhere and report back as [`Done`], so that beats are never late.
+//! evaluation and disk work run elsewhere and report back as `Done`, so that beats are never late.
 
 mod fetching;
 mod orders;
