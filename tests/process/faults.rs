@@ -51,11 +51,13 @@ fn a_job_that_ends_before_its_divergence_is_noticed_has_no_model_and_says_why() 
     };
     let job = cluster.submit(0, &job.toml());
     for n in [0, 1] {
+        cluster.wait("the end", || {
+            (cluster.node(n).phase(&job)? == "failed").then_some(())
+        });
         let result = cluster.wait("the result", || cluster.node(n).result(&job));
         assert!(result["best"].is_null(), "{result}");
         let reason = result["reason"].as_str().unwrap();
         assert!(reason.contains("train.optimiser.lr"), "{reason}");
-        assert_eq!(cluster.node(n).phase(&job).as_deref(), Some("failed"));
     }
 }
 

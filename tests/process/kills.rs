@@ -127,6 +127,8 @@ fn each_peer_in_turn_is_killed_while_a_joiner_is_fed_and_the_others_go_on() {
                 before
             }
         };
+        // Whoever knows but one peer, and loses it at once, is alone.
+        cluster.connected();
         let phase = cluster.wait("the joiner's fetch", || {
             let phase = cluster.node(joiner).phase(&job)?;
             matches!(phase.as_str(), "syncing" | "running").then_some(phase)

@@ -233,7 +233,7 @@ impl Cluster {
             let lines: Vec<&str> = stderr.lines().collect();
             let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n    ");
             let state = match node.runs() {
-                true => "runs".to_owned(),
+                true => format!("runs, {} peers connected", node.n_connected()),
                 false => format!("does not run ({:?})", node.ended()),
             };
             report += &format!("{}: {state}, jobs:\n", node.name());
