@@ -449,6 +449,30 @@ fn a_joiner_is_fed_and_trains() {
 }
 
 #[test]
+fn the_work_of_a_peer_that_was_restarted_counts_twice_over() {
+    for seed in 0..10 {
+        let mut world = started(seed, 3);
+        world.run(seconds(5.0));
+        let before = world.peers[&id(2)].samples;
+        world.at(seconds(5.0), Event::Kill(id(2)));
+        world.at(seconds(5.0 + seed as f64 / 5.0), Event::Start(id(2)));
+        world.run(seconds(12.0));
+        let after = world.peers[&id(2)].samples;
+        assert!(before > 0 && after > 0, "seed {seed}");
+        let late = Tick(world.now);
+        // A beat may be on its way: what was trained within one and a half beats is not known to others yet.
+        let unknown = 32 * 6;
+        for witness in [1, 3] {
+            let counted = world.peers[&id(witness)].agreement.contributions()[&id(2)].samples;
+            assert!(
+                counted + 2 * unknown >= before + after && counted <= before + after,
+                "seed {seed}, witness {witness} at {late:?}: {counted} of {before} + {after}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_paused_peer_is_dropped_and_comes_back() {
     for seed in 0..20 {
         let mut world = started(seed, 4);

@@ -83,6 +83,8 @@ pub struct Agreement {
     adopted_at: Tick,
     agreed: bool,
     heard: BTreeMap<PeerId, Beat>,
+    /// The most that was heard of the work of each process of each peer.
+    instances: BTreeMap<(PeerId, u64), Contribution>,
     ready_set: (BTreeSet<PeerId>, Tick),
     enough_since: Option<Tick>,
     progress: (u64, f32, Contribution),
@@ -107,6 +109,7 @@ impl Agreement {
             adopted_at: now,
             agreed: false,
             heard: BTreeMap::new(),
+            instances: BTreeMap::new(),
             ready_set: (BTreeSet::new(), now),
             enough_since: None,
             progress: (0, 0.0, Contribution::default()),
@@ -265,20 +268,15 @@ impl Agreement {
 
     /// Who contributed what, those that are gone included.
     pub fn contributions(&self) -> BTreeMap<PeerId, Contribution> {
-        let retired = self
-            .view
-            .iter()
-            .flat_map(|view| view.retired.iter().copied());
-        let heard = self
-            .heard
-            .iter()
-            .map(|(peer, beat)| (*peer, beat.contribution));
+        let mut instances = self.instances.clone();
+        let retired = self.view.iter().flat_map(|view| &view.retired);
+        for gone in retired {
+            count(&mut instances, (gone.peer, gone.instance), gone.work);
+        }
+        count(&mut instances, (self.me, self.instance), self.progress.2);
         let mut all: BTreeMap<PeerId, Contribution> = BTreeMap::new();
-        for (peer, contribution) in retired.chain(heard).chain([(self.me, self.progress.2)]) {
-            let known = all.entry(peer).or_default();
-            if contribution.samples >= known.samples {
-                *known = contribution;
-            }
+        for ((peer, _), work) in instances {
+            all.entry(peer).or_default().add(&work);
         }
         all.retain(|_, contribution| contribution.samples > 0);
         all
@@ -328,6 +326,14 @@ impl Agreement {
 
     fn on_beat(&mut self, now: Tick, from: PeerId, mut beat: Beat) {
         self.membership.heard(now, from);
+        let known = self.instances.contains_key(&(from, beat.instance));
+        if known || self.instances.len() < membership::MAX_PEERS {
+            count(
+                &mut self.instances,
+                (from, beat.instance),
+                beat.contribution,
+            );
+        }
         if let Some(ending) = &mut beat.ending {
             truncate(&mut ending.reason);
         }
@@ -387,5 +393,17 @@ fn truncate(reason: &mut String) {
             .find(|at| reason.is_char_boundary(*at))
             .unwrap_or(0);
         reason.truncate(cut);
+    }
+}
+
+/// Keeps the larger of two reports of one process.
+fn count(
+    instances: &mut BTreeMap<(PeerId, u64), Contribution>,
+    who: (PeerId, u64),
+    work: Contribution,
+) {
+    let known = instances.entry(who).or_default();
+    if work.samples >= known.samples {
+        *known = work;
     }
 }

@@ -193,11 +193,8 @@ impl Agreement {
         let mut joiners = Vec::new();
         for member in &view.members {
             if !alive.contains(&member.peer) {
-                let work = self
-                    .heard
-                    .get(&member.peer)
-                    .map_or(Contribution::default(), |beat| beat.contribution);
-                gone.insert(member.peer, work);
+                let work = self.instances.get(&(member.peer, member.instance));
+                gone.insert(member.peer, work.copied().unwrap_or_default());
             }
         }
         // An end that has begun is for those who trained: whoever comes now is given the finished model.

@@ -1,5 +1,7 @@
 //! Which mesh this peer is in: that of the token it was given, the one it was in before, or a new one.
 
+use std::net::SocketAddr;
+
 use anyhow::{Context, Result, bail};
 
 use super::refusal;
@@ -35,4 +37,12 @@ pub(super) fn mesh_key(home: &Home, join: Option<&str>) -> Result<(MeshKey, Vec<
         token.addresses().iter().map(ToString::to_string).collect(),
         false,
     ))
+}
+
+/// What others type to join.
+pub(super) fn join_line(mesh_key: &MeshKey, addresses: &[SocketAddr]) -> String {
+    format!(
+        "skein up --join {}",
+        Token::new(mesh_key.clone(), addresses)
+    )
 }

@@ -26,7 +26,7 @@ use skein_gossip::message::{Message, StateRequest, StateResponse};
 use skein_gossip::wire::codec;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use key::mesh_key;
+use key::{join_line, mesh_key};
 use notices::{Notice, Notices};
 
 use crate::cli::{CliError, Exit, Globals, UpArgs};
@@ -39,7 +39,6 @@ use crate::run::coder;
 use crate::run::driver::{Event, JobContext};
 use crate::run::folder::JobFolder;
 use crate::run::{self, JobHandle};
-use crate::token::Token;
 use signals::Signals;
 
 /// Threads of the event loop: the work is in the training and coder threads.
@@ -109,8 +108,7 @@ async fn up(home: PathBuf, args: UpArgs, notices: Notices) -> Result<()> {
         .iter()
         .filter_map(|address| address.parse().ok())
         .collect();
-    let token = Token::new(mesh_key.clone(), &addresses);
-    let join_line = format!("skein up --join {token}");
+    let join_line = join_line(&mesh_key, &addresses);
     notices.print(&Notice::Up {
         peer: Hex(started.net.local()),
         join_line: &join_line,
@@ -123,7 +121,6 @@ async fn up(home: PathBuf, args: UpArgs, notices: Notices) -> Result<()> {
         net: started.net,
         identity,
         mesh_key,
-        join_line,
         private,
         jobs: BTreeMap::new(),
         routes: jobs,
@@ -144,7 +141,6 @@ struct Mesh {
     net: Net,
     identity: Identity,
     mesh_key: MeshKey,
-    join_line: String,
     private: BTreeMap<String, PathBuf>,
     jobs: BTreeMap<JobId, Job>,
     routes: watch::Sender<BTreeMap<JobId, mpsc::Sender<coder::Input>>>,

@@ -1,5 +1,6 @@
 //! Answers to the command line of this machine.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use skein_gossip::ids::JobId;
@@ -8,11 +9,13 @@ use skein_gossip::wire::codec;
 use tokio::sync::oneshot;
 
 use super::Mesh;
+use super::key::join_line;
 use crate::control::status::{NodeFacts, PeerState};
 use crate::control::{
     ErrorCode, Failure, Hex, Incoming, JobStatus, PeerStatus, Reply, Request, Response, Status,
 };
 use crate::job::{JobFile, SignedJob};
+use crate::net;
 use crate::run::STOPPED_BY;
 use crate::run::driver::Event;
 use crate::run::journal::now_ms;
@@ -34,7 +37,7 @@ impl Mesh {
                     listening: self.net.listen_addresses().await,
                     uptime_s: self.began.elapsed().as_secs(),
                     jobs: self.job_list(),
-                    join_line: self.join_line.clone(),
+                    join_line: self.join_line_now().await,
                 };
                 reply.finish(Response::Status(Box::new(status)));
             }
@@ -87,6 +90,19 @@ impl Mesh {
             }
         }
         false
+    }
+
+    /// The line to join by, with addresses of other peers too: it then works after this one is gone.
+    async fn join_line_now(&self) -> String {
+        let own = self.net.listen_addresses().await;
+        let peers = self.net.peers().await;
+        let connected = peers
+            .iter()
+            .filter(|peer| matches!(peer.state, net::PeerState::Connected { .. }));
+        let others = connected.filter_map(|peer| peer.addresses.first().cloned());
+        let some = own.into_iter().take(2).chain(others);
+        let addresses: Vec<SocketAddr> = some.filter_map(|address| address.parse().ok()).collect();
+        join_line(&self.mesh_key, &addresses)
     }
 
     fn job_list(&self) -> Vec<JobStatus> {

@@ -259,14 +259,7 @@ impl Figures {
             _ => self.past.clone(),
         };
         for (peer, work) in agreement.contributions() {
-            let sum = all.entry(peer).or_default();
-            sum.steps = sum.steps.saturating_add(work.steps);
-            sum.samples = sum.samples.saturating_add(work.samples);
-            sum.bytes_out = sum.bytes_out.saturating_add(work.bytes_out);
-            sum.dense_bytes_out = sum.dense_bytes_out.saturating_add(work.dense_bytes_out);
-            sum.computing_us = sum.computing_us.saturating_add(work.computing_us);
-            sum.waiting_us = sum.waiting_us.saturating_add(work.waiting_us);
-            sum.communicating_us = sum.communicating_us.saturating_add(work.communicating_us);
+            all.entry(peer).or_default().add(&work);
         }
         all
     }
