@@ -66,7 +66,7 @@ pub fn steward_move(me: PeerId, members: &BTreeMap<PeerId, Option<EndingState>>)
     });
     match best {
         Some((winner, candidate)) => {
-            let round = known.map_or(1, |decision| decision.round + 1);
+            let round = known.map_or(1, |decision| decision.round.saturating_add(1));
             Move::Decide(Decision {
                 round,
                 steward: me,

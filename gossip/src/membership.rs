@@ -79,12 +79,15 @@ impl Membership {
         self.watched.remove(&peer);
     }
 
-    /// Anything was heard from `peer` over a connection.
+    /// Anything was heard from `peer`, so a connection to it is open.
     pub fn heard(&mut self, now: Tick, peer: PeerId) {
-        if let Some(watch) = self.watched.get_mut(&peer) {
-            let gap = now.since(watch.last_heard);
-            watch.gap = gap.max(watch.gap * 7 / 8);
-            watch.last_heard = now;
+        match self.watched.get_mut(&peer) {
+            Some(watch) => {
+                let gap = now.since(watch.last_heard);
+                watch.gap = gap.max(watch.gap * 7 / 8);
+                watch.last_heard = now;
+            }
+            None => self.connected(now, peer),
         }
     }
 

@@ -24,6 +24,8 @@ pub enum Message {
     Leaving(JobId),
     /// Update packet number `seq` of a link was applied: returns its credit.
     Applied(JobId, u64),
+    /// A user of the sender asks for the end of the job, and why.
+    Stop(JobId, String),
 }
 
 /// Where a peer stands in a job.

@@ -74,6 +74,35 @@ pub struct Contribution {
     pub communicating_us: u64,
 }
 
+impl Contribution {
+    /// Adds the work of another process.
+    pub fn add(&mut self, other: &Contribution) {
+        let pairs = [
+            (&mut self.steps, other.steps),
+            (&mut self.samples, other.samples),
+            (&mut self.bytes_out, other.bytes_out),
+            (&mut self.dense_bytes_out, other.dense_bytes_out),
+            (&mut self.computing_us, other.computing_us),
+            (&mut self.waiting_us, other.waiting_us),
+            (&mut self.communicating_us, other.communicating_us),
+        ];
+        for (sum, more) in pairs {
+            *sum = sum.saturating_add(more);
+        }
+    }
+}
+
+/// What a member that is gone had contributed. Work is counted per instance: a peer that was restarted counts anew.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Retired {
+    /// Who.
+    pub peer: PeerId,
+    /// As which process.
+    pub instance: u64,
+    /// Its work.
+    pub work: Contribution,
+}
+
 /// An agreed membership.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct View {
@@ -86,7 +115,7 @@ pub struct View {
     /// The views this one descends from, newest first.
     pub ancestry: Vec<Stamp>,
     /// What members that are gone had contributed.
-    pub retired: Vec<(PeerId, Contribution)>,
+    pub retired: Vec<Retired>,
 }
 
 /// Why a view from the network was refused.
@@ -220,12 +249,21 @@ impl View {
         joiners: &[Joiner],
         from_step: u64,
     ) -> View {
-        let number = self.stamp.number + 1;
+        let number = self.stamp.number.saturating_add(1);
         let mut ancestry = vec![self.stamp];
         ancestry.extend(self.ancestry.iter().copied().take(MAX_ANCESTRY - 1));
         let mut retired = self.retired.clone();
-        for (peer, contribution) in gone {
-            retire(&mut retired, *peer, *contribution);
+        for (peer, work) in gone {
+            if let Some(member) = self.member(*peer) {
+                retire(
+                    &mut retired,
+                    Retired {
+                        peer: *peer,
+                        instance: member.instance,
+                        work: *work,
+                    },
+                );
+            }
         }
         let stays = |member: &&Member| {
             !gone.contains_key(&member.peer)
@@ -295,15 +333,16 @@ fn admit(mut members: Vec<Member>, joiners: &[Joiner], since: u64, from_step: u6
 }
 
 /// Adds what a member had contributed when it left. The oldest entry makes room when the list is full.
-fn retire(retired: &mut Vec<(PeerId, Contribution)>, peer: PeerId, contribution: Contribution) {
-    match retired.iter_mut().find(|(known, _)| *known == peer) {
-        Some((_, known)) if known.samples >= contribution.samples => {}
-        Some((_, known)) => *known = contribution,
+fn retire(retired: &mut Vec<Retired>, gone: Retired) {
+    let same = |known: &&mut Retired| (known.peer, known.instance) == (gone.peer, gone.instance);
+    match retired.iter_mut().find(same) {
+        Some(known) if known.work.samples >= gone.work.samples => {}
+        Some(known) => *known = gone,
         None => {
             if retired.len() >= MAX_MEMBERS {
                 retired.remove(0);
             }
-            retired.push((peer, contribution));
+            retired.push(gone);
         }
     }
 }
@@ -363,7 +402,12 @@ mod tests {
         assert_eq!(next.member(peer(9)).unwrap().slot, freed);
         assert_eq!(next.member(peer(9)).unwrap().since, 2);
         assert_eq!(next.member(peer(1)).unwrap().since, 1);
-        assert_eq!(next.retired, [(peer(3), work)]);
+        let retired = Retired {
+            peer: peer(3),
+            instance: 3,
+            work,
+        };
+        assert_eq!(next.retired, [retired]);
         assert!(next.wins_over(&view) && !view.wins_over(&next));
     }
 

@@ -1,5 +1,7 @@
 //! Simulated peers agree on a job under delays, kills, pauses and partitions; every case prints its seed on failure.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -58,6 +60,8 @@ struct World {
     starts: u64,
     start_peers: usize,
     lost_samples: u64,
+    /// Peers whose training has come to nothing.
+    diverged: BTreeSet<PeerId>,
 }
 
 impl World {
@@ -72,6 +76,7 @@ impl World {
             starts: 0,
             start_peers,
             lost_samples: 0,
+            diverged: BTreeSet::new(),
         }
     }
 
@@ -226,6 +231,7 @@ impl World {
                 state.step = step;
                 Input::Synced { step, samples: 0 }
             }
+            Work::Evaluate if self.diverged.contains(&peer) => Input::NoCandidate,
             Work::Evaluate => {
                 let candidate = Candidate {
                     accuracy: (state.step % 97) as f32 / 97.0,
@@ -402,6 +408,11 @@ fn peers_start_together_and_close_with_one_model() {
         world.at(seconds(6.0), Event::Stop(id(3)));
         world.run(seconds(15.0));
         assert!(world.all_closed(), "seed {seed}");
+        // They are silent from now on, which is no reason to drop each other.
+        world.run(seconds(40.0));
+        for peer in 1..=4 {
+            assert_eq!(world.members(peer).len(), 4, "seed {seed}, peer {peer}");
+        }
     }
 }
 
@@ -434,6 +445,30 @@ fn a_joiner_is_fed_and_trains() {
             world.peers[&id(0)].training && world.peers[&id(0)].step > 0,
             "seed {seed}"
         );
+    }
+}
+
+#[test]
+fn the_work_of_a_peer_that_was_restarted_counts_twice_over() {
+    for seed in 0..10 {
+        let mut world = started(seed, 3);
+        world.run(seconds(5.0));
+        let before = world.peers[&id(2)].samples;
+        world.at(seconds(5.0), Event::Kill(id(2)));
+        world.at(seconds(5.0 + seed as f64 / 5.0), Event::Start(id(2)));
+        world.run(seconds(12.0));
+        let after = world.peers[&id(2)].samples;
+        assert!(before > 0 && after > 0, "seed {seed}");
+        let late = Tick(world.now);
+        // A beat may be on its way: what was trained within one and a half beats is not known to others yet.
+        let unknown = 32 * 6;
+        for witness in [1, 3] {
+            let counted = world.peers[&id(witness)].agreement.contributions()[&id(2)].samples;
+            assert!(
+                counted + 2 * unknown >= before + after && counted <= before + after,
+                "seed {seed}, witness {witness} at {late:?}: {counted} of {before} + {after}"
+            );
+        }
     }
 }
 
@@ -474,6 +509,24 @@ fn a_healed_partition_ends_in_one_view_and_says_what_was_lost() {
             assert!(world.peers[&id(peer)].training, "seed {seed}, peer {peer}");
         }
         assert!(world.lost_samples > 0, "seed {seed}: the loss is told");
+    }
+}
+
+#[test]
+fn a_job_closes_without_a_model_only_where_nobody_has_one() {
+    for seed in 0..20 {
+        let n_diverged = 1 + (seed % 3) as u8;
+        let mut world = started(seed, 3);
+        world.diverged = (1..=n_diverged).map(id).collect();
+        world.at(seconds(6.0), Event::Stop(id(3)));
+        world.run(seconds(15.0));
+        let closed: BTreeSet<Option<bool>> = world
+            .peers
+            .values()
+            .map(|peer| peer.closed.map(|decision| decision.is_some()))
+            .collect();
+        let expected = BTreeSet::from([Some(n_diverged < 3)]);
+        assert_eq!(closed, expected, "seed {seed}, {n_diverged} diverged");
     }
 }
 

@@ -1,5 +1,7 @@
 //! Two or three exchanges wired by hand: conservation, credit, lockstep, fencing, refusal.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::collections::BTreeMap;
 
 use skein_gossip::exchange::{CREDIT, Config, Exchange, Gradient, Mode, Output};
@@ -212,6 +214,18 @@ fn without_credit_the_sender_sends_less_often_and_loses_nothing() {
         "{} {expected}",
         inbox[5]
     );
+}
+
+#[test]
+fn a_lost_answer_does_not_silence_a_link() {
+    let mut mesh = Mesh::new(2, config(Mode::Asynchronous, 1.0, Values::F32));
+    for step in 0..5 {
+        mesh.of(1).gradient(NOW, own(step, &gradient(1))).unwrap();
+    }
+    assert_eq!(mesh.outputs(1).len(), CREDIT);
+    let later = Tick(16_000_000);
+    mesh.of(1).gradient(later, own(5, &gradient(1))).unwrap();
+    assert_eq!(mesh.outputs(1).len(), 1);
 }
 
 #[test]

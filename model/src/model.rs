@@ -242,6 +242,7 @@ impl Model {
     /// # Errors
     /// A batch of another shape; a single sample where batch norm needs two.
     pub fn forward(&mut self, x: &Tensor, train: bool) -> Result<Tensor, ModelError> {
+        crate::runtime::take_over_threads();
         let got = x.size();
         if got.len() != 4 || got[0] < 1 || got[1..] != self.layout.input_shape {
             return Err(ModelError::BatchShape {

@@ -62,10 +62,22 @@ pub enum HomeError {
     },
 }
 
+/// What one run leaves to the next; only hints.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remembered {
+    /// Where other peers are, at most 256.
+    pub addresses: Vec<String>,
+    /// The port listened on: others remember it in their turn.
+    #[serde(default)]
+    pub port: Option<u16>,
+}
+
+/// As it stands in the file.
 #[derive(Serialize, Deserialize)]
-struct Remembered {
+struct RememberedFile {
     version: u32,
-    addresses: Vec<String>,
+    #[serde(flatten)]
+    remembered: Remembered,
 }
 
 impl Home {
@@ -121,46 +133,46 @@ impl Home {
         write_key(&self.path.join("mesh.key"), MESH, key.0)
     }
 
-    /// The addresses remembered from last time. They are only hints, so a damaged file is as good as none.
-    pub fn remembered(&self) -> Vec<String> {
+    /// What is remembered from last time. These are only hints, so a damaged file is as good as none.
+    pub fn remembered(&self) -> Remembered {
         let path = self.path.join("peers.json");
         let text = match read(&path) {
             Ok(Some(text)) => text,
-            Ok(None) => return Vec::new(),
+            Ok(None) => return Remembered::default(),
             Err(error) => {
                 tracing::warn!(%error, "remembered addresses are ignored");
-                return Vec::new();
+                return Remembered::default();
             }
         };
-        match serde_json::from_str::<Remembered>(&text) {
-            Ok(Remembered {
+        match serde_json::from_str::<RememberedFile>(&text) {
+            Ok(RememberedFile {
                 version: 1,
-                mut addresses,
+                mut remembered,
             }) => {
-                addresses.truncate(MAX_REMEMBERED);
-                addresses
+                remembered.addresses.truncate(MAX_REMEMBERED);
+                remembered
             }
-            Ok(Remembered { version, .. }) => {
+            Ok(RememberedFile { version, .. }) => {
                 tracing::warn!(path = %path.display(), version, "remembered addresses of another version are ignored");
-                Vec::new()
+                Remembered::default()
             }
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "damaged list of remembered addresses is ignored");
-                Vec::new()
+                Remembered::default()
             }
         }
     }
 
-    /// Remembers `addresses` for next time, at most 256 of them.
+    /// Remembers this for next time; of the addresses the first 256.
     ///
     /// # Errors
     /// [`HomeError::Io`].
-    pub fn remember(&self, mut addresses: Vec<String>) -> Result<(), HomeError> {
-        addresses.truncate(MAX_REMEMBERED);
+    pub fn remember(&self, mut remembered: Remembered) -> Result<(), HomeError> {
+        remembered.addresses.truncate(MAX_REMEMBERED);
         let path = self.path.join("peers.json");
-        let text = serde_json::to_string_pretty(&Remembered {
+        let text = serde_json::to_string_pretty(&RememberedFile {
             version: 1,
-            addresses,
+            remembered,
         })
         .map_err(|error| failed("write", &path)(error.into()))?;
         replace(&path, text.as_bytes())
@@ -425,16 +437,20 @@ mod tests {
     #[test]
     fn remembered_addresses_are_bounded_and_may_be_damaged() {
         let (_folder, home) = home();
-        assert!(home.remembered().is_empty());
-        home.remember((0..400).map(|n| format!("/ip4/10.0.0.1/tcp/{n}")).collect())
-            .unwrap();
-        assert_eq!(home.remembered().len(), MAX_REMEMBERED);
+        assert_eq!(home.remembered(), Remembered::default());
+        home.remember(Remembered {
+            addresses: (0..400).map(|n| format!("/ip4/10.0.0.1/tcp/{n}")).collect(),
+            port: Some(4001),
+        })
+        .unwrap();
+        assert_eq!(home.remembered().addresses.len(), MAX_REMEMBERED);
+        assert_eq!(home.remembered().port, Some(4001));
         for bad in ["", "{", "[]", r#"{"version": 2, "addresses": []}"#] {
             fs::write(home.path().join("peers.json"), bad).unwrap();
-            assert!(home.remembered().is_empty());
+            assert_eq!(home.remembered(), Remembered::default());
         }
         fs::write(home.path().join("peers.json"), [0xff]).unwrap();
-        assert!(home.remembered().is_empty());
+        assert_eq!(home.remembered(), Remembered::default());
     }
 
     #[cfg(unix)]

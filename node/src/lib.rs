@@ -2,6 +2,7 @@
 //!
 //! Modules in reading order, lowest first; a module imports only from those above it.
 
+pub mod process;
 pub mod nearest;
 pub mod net;
 pub mod token;

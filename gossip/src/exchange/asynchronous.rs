@@ -4,11 +4,16 @@
 //! Bounds: one arena per link and one for the inbox, whatever the others do.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::{CREDIT, Gradient, Output, Shared, join, split};
 use crate::gradient::pack::PackError;
 use crate::ids::PeerId;
 use crate::message::UpdateHeader;
+use crate::time::Tick;
+
+/// A packet without an answer for this long is taken as lost, so that one lost answer does not silence a link for good.
+const CREDIT_LOST_AFTER: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Default)]
 pub(super) struct Asynchronous {
@@ -25,7 +30,8 @@ struct Link {
     samples: u64,
     steps: u32,
     next_seq: u64,
-    in_flight: Vec<u64>,
+    /// Packets not acknowledged yet, and when they were sent.
+    in_flight: Vec<(u64, Tick)>,
 }
 
 impl Asynchronous {
@@ -46,6 +52,7 @@ impl Asynchronous {
     pub(super) fn gradient(
         &mut self,
         shared: &mut Shared,
+        now: Tick,
         gradient: Gradient<'_>,
     ) -> Result<(), PackError> {
         if self.links.is_empty() {
@@ -64,7 +71,7 @@ impl Asynchronous {
             }
             link.samples += gradient.samples;
             link.steps += gradient.n_steps;
-            send(shared, *peer, link, gradient.step)?;
+            send(shared, now, *peer, link, gradient.step)?;
         }
         Ok(())
     }
@@ -102,7 +109,7 @@ impl Asynchronous {
 
     pub(super) fn applied(&mut self, from: PeerId, seq: u64) {
         if let Some(link) = self.links.get_mut(&from) {
-            link.in_flight.retain(|sent| *sent != seq);
+            link.in_flight.retain(|(sent, _)| *sent != seq);
         }
     }
 
@@ -116,7 +123,7 @@ impl Asynchronous {
         let Some(link) = self.links.get_mut(&to) else {
             return;
         };
-        link.in_flight.retain(|sent| *sent != seq);
+        link.in_flight.retain(|(sent, _)| *sent != seq);
         if let Ok((header, packed)) = split(packet) {
             // Our own packet decodes; only a residual of another length could fail, and links never change theirs.
             if shared
@@ -145,7 +152,15 @@ impl Asynchronous {
 }
 
 /// Sends what the link may carry now; without credit the residual waits for the next gradient.
-fn send(shared: &mut Shared, to: PeerId, link: &mut Link, step: u64) -> Result<(), PackError> {
+fn send(
+    shared: &mut Shared,
+    now: Tick,
+    to: PeerId,
+    link: &mut Link,
+    step: u64,
+) -> Result<(), PackError> {
+    link.in_flight
+        .retain(|(_, sent)| now.since(*sent) < CREDIT_LOST_AFTER);
     if link.in_flight.len() >= CREDIT {
         shared.stats.entry(to).or_default().held_back += 1;
         return Ok(());
@@ -162,7 +177,7 @@ fn send(shared: &mut Shared, to: PeerId, link: &mut Link, step: u64) -> Result<(
     stats.packets_out += 1;
     stats.bytes_out += packet.len() as u64;
     stats.dense_bytes_out += u64::from(link.steps) * 4 * shared.n_values as u64;
-    link.in_flight.push(link.next_seq);
+    link.in_flight.push((link.next_seq, now));
     shared.outputs.push_back(Output::Send {
         to,
         seq: link.next_seq,

@@ -189,7 +189,7 @@ impl Exchange {
     /// [`PackError`]: it is not finite; nothing of it was sent or kept.
     pub fn gradient(&mut self, now: Tick, gradient: Gradient<'_>) -> Result<(), PackError> {
         match &mut self.rule {
-            Rule::Asynchronous(rule) => rule.gradient(&mut self.shared, gradient),
+            Rule::Asynchronous(rule) => rule.gradient(&mut self.shared, now, gradient),
             Rule::Synchronous(rule) => rule.gradient(&mut self.shared, now, gradient),
         }
     }

@@ -44,7 +44,7 @@ pub enum OptimiserConfig {
 impl Default for OptimiserConfig {
     fn default() -> Self {
         Self::Sgd {
-            lr: 0.05,
+            lr: 0.02,
             momentum: default_momentum(),
             weight_decay: 0.0,
             nesterov: false,

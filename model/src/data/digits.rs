@@ -1,8 +1,8 @@
 //! `digits`: the 1,797 UCI handwritten digits inside the binary (see data/README.md for source and licence).
 //!
-//! The 8x8 images are enlarged to 24x24 by bilinear interpolation in whole numbers (so equal on every platform) and
-//! framed to 28x28, which makes them look like MNIST: every model takes them. A fixed shuffle gives 1,500 training and
-//! 297 validation samples, writers mixed.
+//! Each pixel of the 8x8 images becomes a 2x2 square, and a frame makes it 28x28, the size of MNIST: every model takes
+//! that. (Smaller pixels let a 3x3 convolution see strokes: the cnn gets further than with threefold enlargement.) A
+//! fixed shuffle gives 1,500 training and 297 validation samples, writers mixed.
 
 use std::io::Read;
 
@@ -13,8 +13,8 @@ static PACKED: &[u8] = include_bytes!("../../data/digits.bin.gz");
 const N: usize = 1797;
 const N_TRAIN: usize = 1500;
 const SIDE: usize = 8;
-const SCALE: usize = 3;
-const MARGIN: usize = 2;
+const SCALE: usize = 2;
+const MARGIN: usize = 6;
 const FRAMED: usize = SIDE * SCALE + 2 * MARGIN;
 
 /// Number of classes.
@@ -23,8 +23,8 @@ pub(crate) const N_CLASSES: i64 = 10;
 /// Of the framed training part, computed once.
 pub(crate) fn normalisation() -> Normalisation {
     Normalisation {
-        mean: vec![0.22],
-        std: vec![0.31],
+        mean: vec![0.0994],
+        std: vec![0.2580],
     }
 }
 
@@ -56,27 +56,11 @@ fn frame(small: &[u8]) -> [u8; FRAMED * FRAMED] {
     let mut framed = [0; FRAMED * FRAMED];
     for y in 0..SIDE * SCALE {
         for x in 0..SIDE * SCALE {
-            let ((y0, y1, fy), (x0, x1, fx)) = (neighbours(y), neighbours(x));
-            let at = |y: usize, x: usize| usize::from(small[y * SIDE + x]);
-            let top = at(y0, x0) * (SCALE - fx) + at(y0, x1) * fx;
-            let bottom = at(y1, x0) * (SCALE - fx) + at(y1, x1) * fx;
-            let value = top * (SCALE - fy) + bottom * fy; // 0 to 16 SCALE²
-            framed[(y + MARGIN) * FRAMED + x + MARGIN] = (value * 255 / (16 * SCALE * SCALE)) as u8;
+            let value = usize::from(small[y / SCALE * SIDE + x / SCALE]);
+            framed[(y + MARGIN) * FRAMED + x + MARGIN] = (value * 255 / 16) as u8;
         }
     }
     framed
-}
-
-/// The two source pixels around the middle of target pixel `at`, and the weight of the second in units of 1 / SCALE.
-fn neighbours(at: usize) -> (usize, usize, usize) {
-    let middle = at as isize - (SCALE as isize - 1) / 2; // whole, since SCALE is odd
-    let low = middle.div_euclid(SCALE as isize);
-    let clamp = |pixel: isize| pixel.clamp(0, SIDE as isize - 1) as usize;
-    (
-        clamp(low),
-        clamp(low + 1),
-        middle.rem_euclid(SCALE as isize) as usize,
-    )
 }
 
 #[cfg(test)]
@@ -113,15 +97,14 @@ mod tests {
     }
 
     #[test]
-    fn enlarging_keeps_the_middle_of_each_pixel_and_the_frame_black() {
+    fn enlarging_repeats_each_pixel_inside_a_black_frame() {
         let small: Vec<u8> = (0..64).map(|i| (i % 17) as u8).collect();
         let framed = frame(&small);
         for (i, value) in small.iter().enumerate() {
-            let (y, x) = (i / SIDE * SCALE + 1 + MARGIN, i % SIDE * SCALE + 1 + MARGIN);
-            assert_eq!(
-                usize::from(framed[y * FRAMED + x]),
-                usize::from(*value) * 255 / 16
-            );
+            let (y, x) = (i / SIDE * SCALE + MARGIN, i % SIDE * SCALE + MARGIN);
+            for at in [y * FRAMED + x, y * FRAMED + x + 1, (y + 1) * FRAMED + x + 1] {
+                assert_eq!(usize::from(framed[at]), usize::from(*value) * 255 / 16);
+            }
         }
         assert!(framed[..FRAMED * MARGIN].iter().all(|byte| *byte == 0));
     }

@@ -177,6 +177,7 @@ fn exports_load_into_pytorch_where_it_is_installed() {
         export(&path, &Snapshot::of(&model), model.layout(), &normalisation).unwrap();
         let output = Command::new(&python)
             .arg(&script)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
             .arg("logits")
             .arg(&path)
             .arg("2")

@@ -18,7 +18,8 @@ fn trainer(config: &ModelConfig) -> Trainer {
 }
 
 /// Directional derivative: (L(w + h d) - L(w - h d)) / 2h against the scalar product of gradient and d, for directions d
-/// along the gradient of one variable at a time. The tolerance allows for f32 rounding of the loss (1e-7 / h).
+/// along the gradient of one variable at a time. The step is small so that few ReLUs change sides; the tolerance allows
+/// for f32 rounding of the loss (2e-7 / h) and for those that do.
 #[test]
 fn the_gradient_agrees_with_finite_differences() {
     for config in [
@@ -42,7 +43,7 @@ fn the_gradient_agrees_with_finite_differences() {
                 .sqrt();
             assert!(norm > 0.0, "{}", segment.name);
             let original = trainer.model().parameters().values().to_vec();
-            let step = 2e-3;
+            let step = 3e-4;
             let mut loss_at = |sign: f32| {
                 let values = trainer.model_mut().parameters_mut().values_mut();
                 values.copy_from_slice(&original);
@@ -59,7 +60,7 @@ fn the_gradient_agrees_with_finite_differences() {
                 .copy_from_slice(&original);
             let error = (slope - f64::from(norm)).abs();
             assert!(
-                error < 0.02 * f64::from(norm) + 1e-3,
+                error < 0.02 * f64::from(norm) + 2e-3,
                 "{}: slope {slope}, norm {norm}",
                 segment.name
             );

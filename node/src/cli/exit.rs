@@ -1,7 +1,5 @@
 //! How a command ends: the exit codes, and errors that carry one.
 
-use std::process::ExitCode;
-
 use crate::control::{ClientError, ErrorCode, Failure};
 use crate::job::JobError;
 
@@ -19,7 +17,7 @@ pub enum Exit {
     NoNode = 3,
     /// There is no such job, file or model.
     NotFound = 4,
-    /// The node refuses, or peers that are needed cannot be reached.
+    /// The node refuses, another process holds the home folder, or peers that are needed cannot be reached.
     Refused = 5,
     /// A file cannot be read or written, or skein itself is at fault.
     Internal = 6,
@@ -35,18 +33,12 @@ Exit codes:
     2  the command line, the environment or the job file is wrong
     3  no node runs for this home folder
     4  there is no such job, file or model
-    5  the node refuses, or peers that are needed cannot be reached
+    5  the node refuses, the home folder is in use, or peers that are needed cannot be reached
     6  a file cannot be read or written, or skein itself is at fault
   130  Ctrl-C while watching; the job goes on
 
 Every option can be given as an environment variable too (shown in brackets). SKEIN_LOG sets what is logged, such as
 SKEIN_LOG=skein_node=debug; without it RUST_LOG counts.";
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
-    }
-}
 
 /// Why a command ended without doing what it should.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

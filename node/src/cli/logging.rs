@@ -21,9 +21,9 @@ pub(super) fn start(verbose: u8) -> Result<(), CliError> {
             ))
         })?,
         None => EnvFilter::new(match verbose {
-            0 => "warn",
-            1 => "warn,skein_node=info",
-            2 => "warn,skein_node=debug",
+            0 => "warn,libp2p_kad=error",
+            1 => "warn,libp2p_kad=error,skein_node=info",
+            2 => "warn,libp2p_kad=error,skein_node=debug",
             _ => "debug,skein_node=trace",
         }),
     };

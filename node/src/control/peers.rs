@@ -37,13 +37,17 @@ fn state(state: &net::PeerState) -> (PeerState, Option<String>) {
             since,
             attempts,
             next_try,
+            reason,
         } => {
-            let reason = format!(
-                "{attempts} tries failed in {}, next in {}",
+            let why = reason
+                .as_ref()
+                .map_or(String::new(), |why| format!(": {why}"));
+            let tried = format!(
+                "{attempts} tries failed in {}, next in {}{why}",
                 short(*since),
                 short(*next_try)
             );
-            (PeerState::Dialling, Some(reason).filter(|_| *attempts > 0))
+            (PeerState::Dialling, Some(tried).filter(|_| *attempts > 0))
         }
         net::PeerState::OneWay { reason } => (PeerState::OneWay, Some(reason.clone())),
         net::PeerState::Unusable { reason } => (PeerState::Unusable, Some(reason.clone())),
@@ -81,6 +85,7 @@ mod tests {
             since: Duration::from_secs(9),
             attempts: 3,
             next_try: Duration::from_secs(4),
+            reason: Some("refused".into()),
         };
         let status = PeerStatus::from(info(dialing));
         assert_eq!(
@@ -89,7 +94,7 @@ mod tests {
         );
         assert_eq!(
             status.reason.as_deref(),
-            Some("3 tries failed in 9 s, next in 4 s")
+            Some("3 tries failed in 9 s, next in 4 s: refused")
         );
         assert_eq!(status.label(), "10.0.0.2:4001");
         let refused = net::PeerState::OneWay {

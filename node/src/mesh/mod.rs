@@ -8,10 +8,12 @@
 //!
 //! Jobs are passed on whole: to the mesh when they are submitted, and to every peer that connects.
 
+mod key;
 mod notices;
 mod packets;
 mod refusal;
 mod requests;
+mod signals;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,11 +26,12 @@ use skein_gossip::message::{Message, StateRequest, StateResponse};
 use skein_gossip::wire::codec;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use key::{join_line, mesh_key};
 use notices::{Notice, Notices};
 
 use crate::cli::{CliError, Exit, Globals, UpArgs};
 use crate::control::{Hex, Incoming, Server};
-use crate::home::Home;
+use crate::home::{Home, Remembered};
 use crate::job::SignedJob;
 use crate::net::{self, Identity, Lane, MeshKey, Net};
 use crate::run::blobs::Blobs;
@@ -36,7 +39,7 @@ use crate::run::coder;
 use crate::run::driver::{Event, JobContext};
 use crate::run::folder::JobFolder;
 use crate::run::{self, JobHandle};
-use crate::token::Token;
+use signals::Signals;
 
 /// Threads of the event loop: the work is in the training and coder threads.
 const WORKERS: usize = 2;
@@ -46,6 +49,10 @@ const MAX_JOBS: usize = 256;
 const REQUESTS: usize = 32;
 /// How often the addresses of peers are written down.
 const REMEMBER_EVERY: Duration = Duration::from_secs(30);
+/// How soon after a peer was connected: the next power cut may come at any time.
+const REMEMBER_SOON: Duration = Duration::from_secs(1);
+/// Of two processes with one identity the newcomer ends: the one that met the other within this time of its start.
+const NEWCOMER: Duration = Duration::from_secs(20);
 /// How long leaving may take in all; then the process ends anyway.
 const LEAVE_WITHIN: Duration = Duration::from_millis(1800);
 
@@ -74,6 +81,7 @@ pub fn run_up(globals: &Globals, args: UpArgs) -> Result<Exit, CliError> {
 /// # Errors
 /// In words for the user: the home is in use, the token is wrong, no address to listen on.
 async fn up(home: PathBuf, args: UpArgs, notices: Notices) -> Result<()> {
+    let signals = Signals::listen()?;
     let private = refusal::private(args.data)?;
     let home = Home::open(Some(home))?;
     let identity = home.identity()?;
@@ -81,12 +89,14 @@ async fn up(home: PathBuf, args: UpArgs, notices: Notices) -> Result<()> {
     if let Some(threads) = args.threads {
         skein_model::runtime::set_threads(usize::from(threads));
     }
+    let remembered = home.remembered();
     let config = net::Config {
         identity: identity.clone(),
         mesh_key: mesh_key.clone(),
         listen: args.listen,
+        last_port: remembered.port,
         peers: args.peer.into_iter().chain(peers).collect(),
-        remembered: home.remembered(),
+        remembered: remembered.addresses,
         interfaces: args.interface,
         mdns: !args.no_mdns,
     };
@@ -98,8 +108,7 @@ async fn up(home: PathBuf, args: UpArgs, notices: Notices) -> Result<()> {
         .iter()
         .filter_map(|address| address.parse().ok())
         .collect();
-    let token = Token::new(mesh_key.clone(), &addresses);
-    let join_line = format!("skein up --join {token}");
+    let join_line = join_line(&mesh_key, &addresses);
     notices.print(&Notice::Up {
         peer: Hex(started.net.local()),
         join_line: &join_line,
@@ -112,63 +121,34 @@ async fn up(home: PathBuf, args: UpArgs, notices: Notices) -> Result<()> {
         net: started.net,
         identity,
         mesh_key,
-        join_line,
         private,
         jobs: BTreeMap::new(),
         routes: jobs,
         blobs: Blobs::default(),
         connected: Vec::new(),
         began: Instant::now(),
+        port: remembered.port,
         home,
         notices,
     };
     mesh.resume();
-    let outcome = mesh.drive(started.events, incoming).await;
+    let outcome = mesh.drive(started.events, incoming, signals).await;
     drop(server);
     outcome
-}
-
-/// The key of the mesh: the token's, the one kept, or a new one. With the token come addresses to try.
-fn mesh_key(home: &Home, join: Option<&str>) -> Result<(MeshKey, Vec<String>, bool)> {
-    let kept = home.mesh_key()?;
-    let Some(text) = join else {
-        if let Some(key) = kept {
-            return Ok((key, Vec::new(), false));
-        }
-        let key = MeshKey::generate();
-        home.save_mesh_key(&key)?;
-        return Ok((key, Vec::new(), true));
-    };
-    let token: Token = text
-        .parse()
-        .context("the token after --join cannot be used")?;
-    let key = token.mesh_key().clone();
-    if kept.is_some_and(|kept| kept != key) {
-        bail!(refusal::Usage(format!(
-            "{} already belongs to another mesh than this token's: use another --home, or remove {}",
-            home.path().display(),
-            home.path().join("mesh.key").display()
-        )));
-    }
-    home.save_mesh_key(&key)?;
-    Ok((
-        key,
-        token.addresses().iter().map(ToString::to_string).collect(),
-        false,
-    ))
 }
 
 struct Mesh {
     net: Net,
     identity: Identity,
     mesh_key: MeshKey,
-    join_line: String,
     private: BTreeMap<String, PathBuf>,
     jobs: BTreeMap<JobId, Job>,
     routes: watch::Sender<BTreeMap<JobId, mpsc::Sender<coder::Input>>>,
     blobs: Blobs,
     connected: Vec<PeerId>,
     began: Instant,
+    /// The last port known to be listened on.
+    port: Option<u16>,
     home: Home,
     notices: Notices,
 }
@@ -195,13 +175,13 @@ impl Mesh {
         &mut self,
         mut events: mpsc::Receiver<net::Event>,
         mut incoming: mpsc::Receiver<Incoming>,
+        mut signals: Signals,
     ) -> Result<()> {
-        let mut remember = tokio::time::interval(REMEMBER_EVERY);
-        let mut terminate = terminate()?;
+        let mut remember_at = Instant::now();
         loop {
             tokio::select! {
                 event = events.recv() => match event {
-                    Some(net::Event::DuplicateIdentity { address }) => {
+                    Some(net::Event::DuplicateIdentity { address }) if self.began.elapsed() < NEWCOMER => {
                         self.leave().await;
                         bail!(
                             "another process uses this identity, at {address}: an identity belongs to one device. \
@@ -209,7 +189,12 @@ impl Mesh {
                             self.home.path().join("identity.key").display()
                         );
                     }
-                    Some(event) => self.on_net(event),
+                    Some(event) => {
+                        if matches!(event, net::Event::Connected { .. }) {
+                            remember_at = remember_at.min(Instant::now() + REMEMBER_SOON);
+                        }
+                        self.on_net(event);
+                    }
                     None => bail!("the network has ended"),
                 },
                 Some(incoming) = incoming.recv() => {
@@ -218,16 +203,17 @@ impl Mesh {
                         return Ok(());
                     }
                 }
-                _ = remember.tick() => self.remember().await,
-                _ = tokio::signal::ctrl_c() => break,
-                _ = terminate.recv() => break,
+                () = tokio::time::sleep_until(remember_at.into()) => {
+                    remember_at = Instant::now() + REMEMBER_EVERY;
+                    self.remember().await;
+                }
+                () = signals.next() => break,
             }
         }
         eprintln!("leaving; again to end at once");
         tokio::select! {
             () = self.leave() => {}
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
+            () = signals.next() => {}
         }
         Ok(())
     }
@@ -268,7 +254,10 @@ impl Mesh {
             },
             net::Event::Request { from, body, reply } => self.on_state_request(from, &body, reply),
             net::Event::ListenFailed { reason } => tracing::error!(reason, "no longer listening"),
-            net::Event::DuplicateIdentity { .. } => {}
+            net::Event::DuplicateIdentity { address } => tracing::error!(
+                address,
+                "another process uses this identity and should end; this one was here before and goes on"
+            ),
         }
     }
 
@@ -278,7 +267,8 @@ impl Mesh {
             Message::Beat(job, _)
             | Message::View(job, _)
             | Message::Leaving(job)
-            | Message::Applied(job, _) => *job,
+            | Message::Applied(job, _)
+            | Message::Stop(job, _) => *job,
         };
         // An unknown job is on its way: its file was or will be sent. Beats repeat.
         if let Some(job) = self.jobs.get(&job) {
@@ -388,8 +378,18 @@ impl Mesh {
         }
     }
 
-    async fn remember(&self) {
-        if let Err(error) = self.home.remember(self.net.address_book().await) {
+    async fn remember(&mut self) {
+        let listening = self.net.listen_addresses().await;
+        let port = listening
+            .iter()
+            .find_map(|address| Some(address.parse::<SocketAddr>().ok()?.port()));
+        // Without an interface there is none to tell, but next time there may be.
+        self.port = port.or(self.port);
+        let remembered = Remembered {
+            addresses: self.net.address_book().await,
+            port: self.port,
+        };
+        if let Err(error) = self.home.remember(remembered) {
             tracing::warn!(%error, "addresses of peers are not remembered");
         }
     }
@@ -421,10 +421,4 @@ fn to_job(job: &JobHandle, event: Event) {
     if let Err(error) = job.events.try_send(event) {
         tracing::debug!(job = %job.id.short(), %error, "event dropped");
     }
-}
-
-#[cfg(unix)]
-fn terminate() -> Result<tokio::signal::unix::Signal> {
-    tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
-        .context("cannot listen for SIGTERM")
 }

@@ -1,5 +1,6 @@
 //! Answers to the command line of this machine.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use skein_gossip::ids::JobId;
@@ -8,6 +9,7 @@ use skein_gossip::wire::codec;
 use tokio::sync::oneshot;
 
 use super::Mesh;
+use super::key::join_line;
 use crate::control::status::{NodeFacts, PeerState};
 use crate::control::{
     ErrorCode, Failure, Hex, Incoming, JobStatus, PeerStatus, Reply, Request, Response, Status,
@@ -35,7 +37,7 @@ impl Mesh {
                     listening: self.net.listen_addresses().await,
                     uptime_s: self.began.elapsed().as_secs(),
                     jobs: self.job_list(),
-                    join_line: self.join_line.clone(),
+                    join_line: self.join_line_now().await,
                 };
                 reply.finish(Response::Status(Box::new(status)));
             }
@@ -90,6 +92,19 @@ impl Mesh {
         false
     }
 
+    /// The line to join by, with addresses of other peers too: it then works after this one is gone.
+    async fn join_line_now(&self) -> String {
+        let own = self.net.listen_addresses().await;
+        let peers = self.net.peers().await;
+        let connected = peers
+            .iter()
+            .filter(|peer| matches!(peer.state, net::PeerState::Connected { .. }));
+        let others = connected.filter_map(|peer| peer.addresses.first().cloned());
+        let some = own.into_iter().take(2).chain(others);
+        let addresses: Vec<SocketAddr> = some.filter_map(|address| address.parse().ok()).collect();
+        join_line(&self.mesh_key, &addresses)
+    }
+
     fn job_list(&self) -> Vec<JobStatus> {
         let mut jobs: Vec<_> = self.jobs.values().collect();
         jobs.sort_by_key(|job| std::cmp::Reverse(job.submitted_at_ms));
@@ -99,7 +114,13 @@ impl Mesh {
     }
 
     async fn peer_list(&self) -> Vec<PeerStatus> {
-        let mut peers: Vec<PeerStatus> = self.net.peers().await.iter().map(peer_status).collect();
+        let mut peers: Vec<PeerStatus> = self
+            .net
+            .peers()
+            .await
+            .into_iter()
+            .map(PeerStatus::from)
+            .collect();
         peers.sort_by_key(|peer| (peer.state != PeerState::Connected, peer.id));
         peers
     }
@@ -194,42 +215,4 @@ fn unknown(job: JobId, reply: Reply) {
         format!("no job {} here", job.short()),
         "`skein jobs` lists them",
     );
-}
-
-fn peer_status(info: &net::PeerInfo) -> PeerStatus {
-    let (state, rtt, reason) = match &info.state {
-        net::PeerState::Connected { rtt, .. } => (PeerState::Connected, *rtt, None),
-        net::PeerState::OneWay { reason } => (PeerState::OneWay, None, Some(reason.clone())),
-        net::PeerState::Dialing {
-            since, attempts, ..
-        } => {
-            let reason = format!("{attempts} tries failed in {} s", since.as_secs());
-            (
-                PeerState::Dialling,
-                None,
-                Some(reason).filter(|_| *attempts > 0),
-            )
-        }
-        net::PeerState::Unusable { reason } => (PeerState::Unusable, None, Some(reason.clone())),
-        net::PeerState::Lost => (PeerState::Lost, None, None),
-    };
-    let via = |via: &net::Via| match via {
-        net::Via::Flag => "given",
-        net::Via::Remembered => "remembered",
-        net::Via::Mdns => "mdns",
-        net::Via::Learnt => "learnt",
-    };
-    let traffic = info.traffic;
-    PeerStatus {
-        id: info.peer.map(Hex),
-        addresses: info.addresses.clone(),
-        state,
-        via: info.via.iter().map(via).collect::<Vec<_>>().join("+"),
-        rtt_ms: rtt.map(|rtt| rtt.as_secs_f64() * 1e3),
-        reason,
-        bytes_in: traffic.control_in + traffic.update_in + traffic.request_in,
-        bytes_out: traffic.control_out + traffic.update_out + traffic.request_out,
-        version: info.software.clone(),
-        clock_offset_ms: None,
-    }
 }

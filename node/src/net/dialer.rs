@@ -122,8 +122,8 @@ impl Dialer {
         if target.peer.is_none() && via == Via::Mdns && self.renew_named(now, target.address) {
             return;
         }
-        if let Some(peer) = target.peer.filter(|peer| self.connected.contains(peer)) {
-            // Now it is known who is there.
+        if let Some(peer) = target.peer {
+            // Now it is known who is there; if it is not true, dialling tells.
             self.adopt(peer, |bare, _| bare.address == target.address);
         }
         if let Some(entry) = self.entries.get_mut(&target) {
@@ -370,6 +370,25 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn an_announced_address_becomes_that_of_the_peer_that_is_said_to_be_there() {
+        let mut dialer = Dialer::new(1);
+        dialer.heard(at(0.0), bare(1), Via::Mdns, Rank::Neighbour, Some(7));
+        assert_eq!(dialer.poll(at(0.0)), Some(bare(1)));
+        dialer.failed(at(5.0), bare(1), "no answer".to_owned());
+        dialer.heard(at(5.0), named(9, 1), Via::Learnt, Rank::Neighbour, None);
+        let entries: Vec<_> = dialer.entries().collect();
+        let [(target, entry)] = entries[..] else {
+            panic!("{entries:?}")
+        };
+        assert_eq!((*target, entry.failures), (named(9, 1), 1));
+        assert_eq!(entry.via, BTreeSet::from([Via::Mdns, Via::Learnt]));
+        // Somebody else was there.
+        assert_eq!(dialer.poll(at(9.0)), Some(named(9, 1)));
+        dialer.wrong_peer(at(9.0), named(9, 1), peer(8));
+        assert_eq!(dialer.poll(at(9.0)), Some(named(8, 1)));
+    }
 
     fn at(seconds: f64) -> Tick {
         Tick((seconds * 1e6) as u64)

@@ -6,15 +6,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use super::NetError;
 use super::interfaces::Interfaces;
 
-/// What a peer listens on when nothing is asked for: every interface, one free port for IPv4 and IPv6.
+/// What a peer listens on when nothing is asked for: every interface, one port for IPv4 and IPv6.
 const EVERYWHERE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     IpAddr::V6(Ipv6Addr::UNSPECIFIED),
 ];
 
-/// The addresses to bind for `wanted` (empty: everywhere), each of them free at this moment.
+/// The addresses to bind for `wanted`, each of them free at this moment. Where nothing is wanted: everywhere, on
+/// `last_port` if that is free, since others remember it.
 pub(super) fn choose(
     wanted: &[SocketAddr],
+    last_port: Option<u16>,
     interfaces: &Interfaces,
 ) -> Result<Vec<SocketAddr>, NetError> {
     let explicit = !wanted.is_empty();
@@ -25,7 +27,8 @@ pub(super) fn choose(
     };
     let mut chosen: Vec<SocketAddr> = Vec::new();
     // One port on all addresses is easier to remember and to open in a firewall.
-    let mut port = 0;
+    let mut port = last_port.filter(|_| !explicit).unwrap_or(0);
+    let mut settled = false;
     for address in wanted
         .iter()
         .flat_map(|address| expand(*address, interfaces))
@@ -46,7 +49,9 @@ pub(super) fn choose(
             }
         }) {
             Ok(free) => {
-                port = if port == 0 { free.port() } else { port };
+                if !settled {
+                    (port, settled) = (free.port(), true);
+                }
                 chosen.push(free);
             }
             Err(error) if explicit => {
@@ -91,7 +96,7 @@ mod tests {
 
     #[test]
     fn by_default_ipv4_and_ipv6_share_a_port() {
-        let chosen = choose(&[], &Interfaces::new(Vec::new())).unwrap();
+        let chosen = choose(&[], None, &Interfaces::new(Vec::new())).unwrap();
         assert!(
             chosen
                 .iter()
@@ -100,10 +105,28 @@ mod tests {
     }
 
     #[test]
+    fn the_port_of_last_time_is_taken_if_it_is_free() {
+        let ports = |last_port| {
+            let chosen = choose(&[], last_port, &Interfaces::new(Vec::new())).unwrap();
+            chosen.iter().map(SocketAddr::port).collect::<Vec<_>>()
+        };
+        let holder = TcpListener::bind("0.0.0.0:0").unwrap();
+        let taken = holder.local_addr().unwrap().port();
+        let others = ports(Some(taken));
+        assert!(!others.contains(&taken) && others.iter().all(|port| *port == others[0]));
+        // Somebody else may take a port between two looks, but not every time.
+        let again = |_| {
+            let port = ports(None)[0];
+            ports(Some(port)).iter().all(|taken| *taken == port)
+        };
+        assert!((0..10).any(again));
+    }
+
+    #[test]
     fn a_taken_port_is_named() {
         let holder = TcpListener::bind("127.0.0.1:0").unwrap();
         let taken = holder.local_addr().unwrap();
-        let error = choose(&[taken], &Interfaces::new(Vec::new())).unwrap_err();
+        let error = choose(&[taken], None, &Interfaces::new(Vec::new())).unwrap_err();
         assert!(error.to_string().contains(&taken.to_string()), "{error}");
     }
 
@@ -111,9 +134,12 @@ mod tests {
     fn ruled_out_interfaces_are_not_listened_on() {
         let mut here = Interfaces::new(vec!["lo".to_owned()]);
         here.refresh().unwrap();
-        let chosen = choose(&["0.0.0.0:0".parse().unwrap()], &here).unwrap();
+        let chosen = choose(&["0.0.0.0:0".parse().unwrap()], None, &here).unwrap();
         assert!(chosen.iter().all(|address| address.ip().is_loopback()));
         let none = Interfaces::new(vec!["no-such-interface".to_owned()]);
-        assert!(matches!(choose(&[], &none), Err(NetError::NowhereToListen)));
+        assert!(matches!(
+            choose(&[], None, &none),
+            Err(NetError::NowhereToListen)
+        ));
     }
 }

@@ -65,8 +65,10 @@ pub struct Config {
     pub identity: Identity,
     /// Which mesh it is in.
     pub mesh_key: MeshKey,
-    /// Where to listen; empty means every interface, IPv4 and IPv6, on one free port.
+    /// Where to listen; empty means every interface, IPv4 and IPv6, on one port.
     pub listen: Vec<Listen>,
+    /// The port of last time; taken again where `listen` is empty and it is free.
+    pub last_port: Option<u16>,
     /// Addresses given by the user: a multiaddr, ip:port or host:port.
     pub peers: Vec<String>,
     /// What [`Net::address_book`] returned last time.

@@ -45,6 +45,8 @@ pub enum PeerState {
         attempts: u32,
         /// Until the next try; zero while one is running.
         next_try: Duration,
+        /// Why the last try failed.
+        reason: Option<String>,
     },
     /// It is heard in the local network, but dialling it fails.
     OneWay {

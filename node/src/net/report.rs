@@ -100,6 +100,7 @@ fn dialling(now: Tick, places: &[(SocketAddr, &Entry)]) -> PeerState {
             since: now.since(since),
             attempts: places.iter().map(|(_, entry)| entry.failures).sum(),
             next_try: next.since(now),
+            reason: places.iter().find_map(|(_, entry)| entry.reason.clone()),
         },
         None => PeerState::Lost,
     }
@@ -123,11 +124,10 @@ pub(super) fn address_book(contacts: &Contacts, dialer: &Dialer) -> Vec<String> 
 
 /// The innermost cause of an error; libp2p wraps them deeply.
 pub(super) fn root(error: &(dyn Error + 'static)) -> String {
-    let mut error = error;
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
+    causes(error)
+        .last()
+        .map(ToString::to_string)
+        .unwrap_or_default()
 }
 
 /// Why a dial failed, in words that help.
@@ -138,11 +138,16 @@ pub(super) fn why(error: &DialError) -> String {
     let Some((_, error)) = tries.first() else {
         return "no transport for this address".to_owned();
     };
-    match io_kind(error) {
+    let kind = causes(error)
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .map(io::Error::kind)
+        .filter(|kind| *kind != io::ErrorKind::Other)
+        .last();
+    match kind {
         Some(io::ErrorKind::ConnectionRefused) => {
             "connection refused: nothing listens there".to_owned()
         }
-        Some(io::ErrorKind::TimedOut) => "no answer: a firewall, or not there".to_owned(),
+        Some(io::ErrorKind::TimedOut) => "no answer: a firewall, or nobody is there".to_owned(),
         Some(io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable) => root(error),
         _ => format!(
             "no handshake: another mesh key, or not skein ({})",
@@ -151,16 +156,82 @@ pub(super) fn why(error: &DialError) -> String {
     }
 }
 
-fn io_kind(error: &(dyn Error + 'static)) -> Option<io::ErrorKind> {
-    let mut next = Some(error);
-    let mut kind = None;
-    while let Some(error) = next {
-        if let Some(io) = error.downcast_ref::<io::Error>()
-            && io.kind() != io::ErrorKind::Other
-        {
-            kind = Some(io.kind());
+/// An error and all that it wraps, outermost first.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| {
+        let error: &'a (dyn Error + 'static) = *error;
+        // An io error hides what it wraps from `source`.
+        let wrapped = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        wrapped
+            .map(|wrapped| wrapped as &(dyn Error + 'static))
+            .or_else(|| error.source())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dialer::Target;
+    use super::super::interfaces::Rank;
+    use super::*;
+
+    fn state(via: Via, failures: usize) -> PeerState {
+        let mut dialer = Dialer::new(1);
+        let target = Target {
+            peer: None,
+            address: "10.0.0.1:4001".parse().unwrap(),
+        };
+        dialer.heard(Tick(0), target, via, Rank::Neighbour, None);
+        let mut now = Tick(0);
+        for _ in 0..failures {
+            now = dialer.next_wakeup().unwrap();
+            dialer.poll(now).unwrap();
+            dialer.failed(now, target, "refused".to_owned());
         }
-        next = error.source();
+        let places: Vec<_> = dialer
+            .entries()
+            .map(|(target, entry)| (target.address, entry))
+            .collect();
+        dialling(now, &places)
     }
-    kind
+
+    #[test]
+    fn a_peer_that_is_heard_but_cannot_be_dialled_is_one_way() {
+        assert!(matches!(
+            state(Via::Mdns, 0),
+            PeerState::Dialing {
+                attempts: 0,
+                reason: None,
+                ..
+            }
+        ));
+        let PeerState::OneWay { reason } = state(Via::Mdns, 1) else {
+            panic!("not one-way")
+        };
+        assert_eq!(reason, "heard at 10.0.0.1:4001, but: refused");
+    }
+
+    #[test]
+    fn a_peer_that_was_only_told_of_is_being_dialled() {
+        let PeerState::Dialing {
+            attempts,
+            next_try,
+            reason,
+            ..
+        } = state(Via::Flag, 3)
+        else {
+            panic!("not dialling")
+        };
+        assert_eq!((attempts, reason.as_deref()), (3, Some("refused")));
+        assert!(!next_try.is_zero());
+        assert_eq!(dialling(Tick(0), &[]), PeerState::Lost);
+    }
+
+    #[test]
+    fn the_innermost_cause_is_found_inside_io_errors() {
+        let inner = io::Error::from(io::ErrorKind::ConnectionRefused);
+        let text = inner.to_string();
+        assert_eq!(root(&io::Error::other(io::Error::other(inner))), text);
+    }
 }

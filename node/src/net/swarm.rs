@@ -1,9 +1,11 @@
 //! The libp2p swarm: TCP, then the pre-shared key of the mesh, then Noise, then Yamux, and the behaviours on top.
 //! A stranger without the mesh key gets past none of it.
 
+use std::io;
 use std::time::Duration;
 
 use libp2p::core::Transport as _;
+use libp2p::core::transport::timeout::{TransportTimeout, TransportTimeoutError};
 use libp2p::core::upgrade::Version;
 use libp2p::gossipsub::{self, IdentTopic, MessageAuthenticity};
 use libp2p::pnet::{PnetConfig, PreSharedKey};
@@ -21,7 +23,9 @@ const MAX_CONNECTIONS: u32 = 256;
 const MAX_CONNECTIONS_PER_PEER: u32 = 4;
 /// Inbound handshakes at the same time.
 const MAX_HANDSHAKES: u32 = 64;
-/// A dial or handshake that takes longer is given up.
+/// A TCP connection that takes longer is given up.
+const CONNECT: Duration = Duration::from_secs(3);
+/// A connection whose handshake is not done after this, all in all, is given up.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How often the round-trip time is measured, and how long an answer may take.
 const PING: Duration = Duration::from_secs(10);
@@ -37,6 +41,12 @@ pub(super) struct Behaviour {
     ping: ping::Behaviour,
 }
 
+/// No TCP connection. It stands between the system's error and libp2p's wrappers, one layer of which hides what is
+/// directly inside it.
+#[derive(Debug, thiserror::Error)]
+#[error("no connection")]
+struct ConnectError(#[source] io::Error);
+
 /// The one topic of a mesh.
 pub(super) fn topic() -> IdentTopic {
     IdentTopic::new("skein/1")
@@ -49,7 +59,13 @@ pub(super) fn build(identity: &Identity, key: &MeshKey) -> Result<Swarm<Behaviou
         reason: error.to_string(),
     })?;
     let shared = PnetConfig::new(PreSharedKey::new(key.derive("skein 1 private network")));
-    let transport = tcp::tokio::Transport::new(tcp::Config::default().nodelay(true))
+    let tcp = tcp::tokio::Transport::new(tcp::Config::default().nodelay(true));
+    let transport = TransportTimeout::new(tcp, CONNECT)
+        .map_err(|error| match error {
+            TransportTimeoutError::Other(error) => ConnectError(error),
+            // So that a dial into the void can be told from a handshake that hangs.
+            _ => ConnectError(io::ErrorKind::TimedOut.into()),
+        })
         .and_then(move |socket, _| shared.handshake(socket))
         // Not lazy: with that, the accepting side never learns that it met its own identity.
         .upgrade(Version::V1)

@@ -107,6 +107,7 @@ fn config(identity: Identity) -> Config {
         identity,
         mesh_key: KEY,
         listen: vec!["127.0.0.1:0".parse().unwrap()],
+        last_port: None,
         peers: Vec::new(),
         remembered: Vec::new(),
         interfaces: Vec::new(),
@@ -162,7 +163,8 @@ async fn two_nodes_connect_and_exchange_everything() {
     let asked = async { one.net.request(to, b"7".to_vec(), DEADLINE).await.unwrap() };
     let answered = two.until(|event| match event {
         Event::Request { body, reply, .. } => {
-            Some(reply.send([body, b"+1".to_vec()].concat()).unwrap())
+            reply.send([body, b"+1".to_vec()].concat()).unwrap();
+            Some(())
         }
         _ => None,
     });
@@ -243,10 +245,21 @@ async fn another_mesh_key_gets_nothing() {
             [
                 PeerInfo {
                     peer: None,
-                    state: PeerState::Dialing { attempts, .. },
+                    state:
+                        PeerState::Dialing {
+                            attempts, reason, ..
+                        },
                     ..
                 },
-            ] => *attempts >= 2,
+            ] => {
+                assert!(
+                    reason
+                        .as_ref()
+                        .is_none_or(|reason| reason.contains("another mesh key")),
+                    "{reason:?}"
+                );
+                *attempts >= 2
+            }
             other => panic!("{other:?}"),
         }
     };
@@ -478,6 +491,48 @@ async fn a_slow_taker_of_updates_holds_up_nothing_else() {
 }
 
 #[tokio::test]
+async fn a_program_that_takes_no_events_makes_its_peers_wait() {
+    let mut one = Node::new(&[]).await;
+    let mut two = Node::new(&[&one]).await;
+    two.connected(one.id()).await;
+    let mut sent = 0u32;
+    let mut idle = 0;
+    while idle < 1000 {
+        let mut body = sent.to_le_bytes().to_vec();
+        body.resize(4096, 0);
+        match two.net.send(one.id(), Lane::Control, body) {
+            Ok(()) => (sent, idle) = (sent + 1, 0),
+            Err(SendError::Full { .. }) => idle += 1,
+            Err(error) => panic!("{error}"),
+        }
+        tokio::task::yield_now().await;
+        assert!(sent < 50_000, "the lane takes without end");
+    }
+    assert!(sent as usize > EVENTS);
+    for n in 0..sent {
+        assert_eq!(one.message().await[..4], n.to_le_bytes());
+    }
+}
+
+#[tokio::test]
+async fn a_port_where_nobody_listens_is_named_as_such() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let node = Node::with(Config {
+        peers: vec![port.to_string()],
+        ..config(Identity::generate())
+    })
+    .await;
+    eventually(|| async {
+        let state = node.net.peers().await.pop().map(|info| info.state);
+        matches!(state, Some(PeerState::Dialing { reason: Some(reason), .. }) if reason.contains("nothing listens"))
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn last_words_arrive_before_the_end() {
     let mut one = Node::new(&[]).await;
     let mut two = Node::new(&[&one]).await;
@@ -508,6 +563,10 @@ async fn last_words_arrive_before_the_end() {
         .unwrap_err();
     assert!(matches!(error, RequestError::NotConnected { .. }));
     assert_eq!(two.net.publish(Vec::new()), Err(PublishError::Closed));
+    assert!(matches!(
+        two.net.send(one.id(), Lane::Control, Vec::new()),
+        Err(SendError::NotConnected { .. })
+    ));
 }
 
 #[tokio::test]
@@ -549,7 +608,7 @@ async fn a_node_that_just_vanishes_is_noticed_and_redialled_when_it_is_back() {
     let _one = timeout(DEADLINE, started).await.unwrap();
     // Not a copied identity: the process before is gone.
     two.until(|event| match event {
-        Event::Connected { peer } => Some(assert_eq!(peer, id)),
+        Event::Connected { peer } => (peer == id).then_some(()),
         Event::DuplicateIdentity { address } => panic!("{address}"),
         _ => None,
     })

@@ -1,6 +1,6 @@
 //! Blobs that this peer serves: replicas copied for joiners, candidates and finished models.
 //!
-//! Bounded by number; a blob that nobody asks for is dropped after [`KEEP`], so a copy does not sit in memory for long.
+//! Bounded by number; a blob that nobody asks for is dropped after `KEEP`, so a copy does not sit in memory for long.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};

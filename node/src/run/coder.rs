@@ -123,7 +123,7 @@ impl CoderThread {
             if matches!(input, Input::End) {
                 return;
             }
-            let is_tick = matches!(input, Input::Tick);
+            let is_due = matches!(input, Input::Tick | Input::View { .. });
             if !self.take(input, &mut spare) {
                 return;
             }
@@ -131,7 +131,7 @@ impl CoderThread {
             if !self.deliver(&mut spare, &mut ready_step) {
                 return;
             }
-            if is_tick || refused.is_some() {
+            if is_due || refused.is_some() {
                 self.report.send_modify(|report| {
                     report.links.clone_from(self.exchange.stats());
                     report.last_refusal = refused.or(report.last_refusal.take());

@@ -113,6 +113,11 @@ pub enum Entry<'a> {
         /// Why.
         reason: &'a str,
     },
+    /// This peer cannot go on with the job.
+    Failed {
+        /// Why.
+        reason: &'a str,
+    },
     /// The end began.
     Ending {
         /// Why.

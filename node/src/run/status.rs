@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use skein_gossip::agreement::Agreement;
 use skein_gossip::ids::{Digest, PeerId};
 use skein_gossip::message::{Decision, Standing};
-use skein_gossip::view::Contribution as Work;
+use skein_gossip::view::{Contribution as Work, View};
 use skein_model::train::Evaluation;
 
 use super::coder::Report;
@@ -46,6 +46,8 @@ pub(super) struct Figures {
     best: Option<Decision>,
     /// What an earlier run of this job contributed, from the checkpoint.
     past: BTreeMap<PeerId, Work>,
+    /// Samples of the mesh behind that checkpoint.
+    past_samples: u64,
     closed: bool,
     closed_result: Option<JobResult>,
 }
@@ -71,6 +73,7 @@ impl Figures {
             digest: None,
             best: None,
             past: BTreeMap::new(),
+            past_samples: 0,
             closed: false,
             closed_result: None,
         }
@@ -80,6 +83,7 @@ impl Figures {
         self.step = prepared.holding.step;
         self.train_len = prepared.data.train.len() as u64;
         self.digest = Some(prepared.holding.digest);
+        self.past_samples = prepared.progress.samples;
         let past = prepared.progress.extra.get(CONTRIBUTIONS).cloned();
         let past: BTreeMap<String, Work> = past
             .and_then(|past| serde_json::from_value(past).ok())
@@ -248,16 +252,14 @@ impl Figures {
     }
 
     fn all_work(&self, agreement: &Agreement) -> BTreeMap<PeerId, Work> {
-        let mut all = self.past.clone();
+        // A checkpoint newer than what this run started from is of this run: its numbers are told by the others too.
+        let is_of_this_run = |view: &View| view.origin.1.samples < self.past_samples;
+        let mut all = match agreement.view() {
+            Some(view) if is_of_this_run(view) => BTreeMap::new(),
+            _ => self.past.clone(),
+        };
         for (peer, work) in agreement.contributions() {
-            let sum = all.entry(peer).or_default();
-            sum.steps += work.steps;
-            sum.samples += work.samples;
-            sum.bytes_out += work.bytes_out;
-            sum.dense_bytes_out += work.dense_bytes_out;
-            sum.computing_us += work.computing_us;
-            sum.waiting_us += work.waiting_us;
-            sum.communicating_us += work.communicating_us;
+            all.entry(peer).or_default().add(&work);
         }
         all
     }

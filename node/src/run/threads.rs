@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use skein_gossip::exchange::{self, Exchange, Mode};
 use skein_gossip::gradient::layout::Layout as GradientLayout;
 use skein_gossip::gradient::values::Values;
+use skein_gossip::message::Standing;
 use skein_gossip::transfer::Manifest;
 use skein_model::checkpoint::{self, Progress, Store};
 use skein_model::data::{Normalisation, Splits};
@@ -129,6 +130,7 @@ pub(super) fn start(
             batch: file.train.batch,
             synchronous,
             every: file.exchange.every,
+            last_step: file.stop.steps,
             evaluate_every: file.evaluate.every,
             evaluate_samples: file.evaluate.samples as usize,
             target_accuracy: file.stop.accuracy,
@@ -261,9 +263,10 @@ pub(super) async fn checkpoint_and_wait(driver: &mut Driver) {
 
 fn save(driver: &Driver) -> Option<impl Future<Output = Result<u64, String>> + use<>> {
     let threads = driver.threads.as_ref()?;
-    let view = driver.agreement.view()?;
-    // A replica that is still being fetched is worth nothing.
-    view.member(driver.context.net.local())?;
+    // A replica that is still being fetched is worth nothing, but would claim the samples of the whole mesh.
+    if driver.agreement.own_beat().standing != Standing::Training {
+        return None;
+    }
     let (commands, layout, store) = (
         threads.commands.clone(),
         threads.layout.clone(),

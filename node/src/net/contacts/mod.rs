@@ -5,10 +5,10 @@
 //! restart whose old connections linger, or a copied identity) waits until the first is gone. Which of the two it is shows
 //! when both greet again: a process that is gone does not.
 
+mod act;
 mod rivals;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -16,9 +16,10 @@ use libp2p::swarm::{ConnectionId, Stream, StreamProtocol};
 use skein_gossip::ids::PeerId;
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::net::dialer::Target;
+pub(super) use act::{Act, Arrival};
+
 use crate::net::greeting::{Greeting, GreetingError, Instance};
-use crate::net::peers::{Direction, PeerState, Traffic};
+use crate::net::peers::{PeerState, Traffic};
 use crate::net::session::{Outlets, Queues, Session};
 use crate::net::{Event, Notice};
 
@@ -33,40 +34,6 @@ const MAX_MISSED: u8 = 3;
 
 /// The sending ends of all sessions; written here, read by whoever sends.
 pub(super) type Lanes = Arc<RwLock<HashMap<PeerId, Queues>>>;
-
-/// What the driver is to do.
-#[derive(Debug)]
-pub(super) enum Act {
-    /// Greet on this connection, telling of a double if there is one.
-    Greet {
-        connection: ConnectionId,
-        your_double: Option<String>,
-    },
-    Close(ConnectionId),
-    Emit(Event),
-    /// The peer is connected: no more dialling.
-    Reached {
-        peer: PeerId,
-        dialled: Option<Target>,
-    },
-    /// The dial led to a connection of no use.
-    Missed {
-        dialled: Target,
-        reason: String,
-    },
-    /// No connection to the peer is left.
-    Lost(PeerId),
-}
-
-/// A new connection.
-#[derive(Debug)]
-pub(super) struct Arrival {
-    pub(super) peer: PeerId,
-    pub(super) libp2p: libp2p::PeerId,
-    pub(super) address: SocketAddr,
-    pub(super) direction: Direction,
-    pub(super) dialled: Option<Target>,
-}
 
 #[derive(Debug)]
 struct Contact {

@@ -6,6 +6,7 @@
 
 mod addresses;
 mod connections;
+mod start;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -19,17 +20,17 @@ use skein_gossip::time::Tick;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::net::address;
-use crate::net::contacts::{Act, Contacts, Lanes};
+pub(super) use start::start;
+
+use crate::net::contacts::{Act, Contacts};
 use crate::net::dialer::{Dialer, Target, Via};
 use crate::net::doubles::{Doubles, End, Verdict};
 use crate::net::greeting::{self, Greeting, Instance};
 use crate::net::interfaces::Interfaces;
 use crate::net::mdns::{Beacon, Heard};
-use crate::net::session::Outlets;
 use crate::net::streams::GREETING;
 use crate::net::swarm::{self, Behaviour};
-use crate::net::{Command, Config, Discovery, Event, NetError, Notice, identity, listen, report};
+use crate::net::{Command, Discovery, Event, Notice, report};
 
 /// Events that wait here for room in the program's channel; at this many the swarm waits too.
 const MAX_OUTBOX: usize = 64;
@@ -48,9 +49,6 @@ const GATHER: Duration = Duration::from_millis(50);
 /// At shutdown: how long queues may take to empty, and connections to close.
 const FLUSH: Duration = Duration::from_millis(500);
 const CLOSE: Duration = Duration::from_millis(300);
-/// How long `start` waits for the first listen address.
-const LISTENING: Duration = Duration::from_secs(1);
-
 /// How far a shutdown has come.
 enum Closing {
     No,
@@ -90,84 +88,6 @@ struct Driver {
     resolvers: JoinSet<()>,
 }
 
-/// Builds everything, waits until something listens, and lets the driver run.
-pub(super) async fn start(
-    config: Config,
-    lanes: Lanes,
-    outlets: Outlets,
-    commands: mpsc::Receiver<Command>,
-) -> Result<(), NetError> {
-    let mut interfaces = Interfaces::new(config.interfaces.clone());
-    interfaces.refresh().map_err(NetError::Interfaces)?;
-    let listen = listen::choose(&config.listen, &interfaces)?;
-    let places = config
-        .peers
-        .iter()
-        .map(|text| address::parse(text))
-        .collect::<Result<Vec<_>, _>>()?;
-    let mut swarm = swarm::build(&config.identity, &config.mesh_key)?;
-    for &address in &listen {
-        swarm
-            .listen_on(address::to_multiaddr(address))
-            .map_err(|error| NetError::Listen {
-                address,
-                reason: report::root(&error),
-            })?;
-    }
-
-    let (heard, heard_out) = mpsc::channel(NOTICES);
-    let mut mdns_error = None;
-    let beacon = config.mdns.then(|| {
-        let chosen = interfaces.clone();
-        Beacon::start(&config.mesh_key, move |name| chosen.allows(name), heard)
-    });
-    let beacon = beacon.and_then(|beacon| {
-        beacon
-            .inspect_err(|error| {
-                tracing::warn!(%error, "cannot look for peers in the local network; use --peer");
-                mdns_error = Some(error.to_string());
-            })
-            .ok()
-    });
-
-    let (notices, notices_out) = mpsc::channel(NOTICES);
-    let events = outlets.events.clone();
-    let mut driver = Driver {
-        local: config.identity.peer(),
-        instance: identity::random(),
-        swarm,
-        listens_on_loopback: listen.iter().all(|a| a.ip().is_loopback()),
-        loopback_only: false,
-        interfaces,
-        dialer: Dialer::new(u64::from_le_bytes(identity::random())),
-        contacts: Contacts::new(lanes, outlets, notices.clone()),
-        doubles: Doubles::default(),
-        dials: HashMap::new(),
-        listening: BTreeSet::new(),
-        offered: Vec::new(),
-        beacon,
-        mdns_error,
-        ours: BTreeSet::new(),
-        foreign: BTreeSet::new(),
-        unpublished: VecDeque::new(),
-        outbox: VecDeque::new(),
-        notices,
-        started: Instant::now(),
-        announce_at: None,
-        ask_at: Tick(0) + ASK,
-        interfaces_at: Tick(0) + INTERFACES,
-        closing: Closing::No,
-        resolvers: JoinSet::new(),
-    };
-    driver.remember(&config.remembered);
-    driver.wait_for_address().await;
-    for place in places {
-        driver.place(place);
-    }
-    tokio::spawn(driver.run(events, commands, notices_out, heard_out));
-    Ok(())
-}
-
 impl Driver {
     async fn run(
         mut self,
@@ -202,25 +122,14 @@ impl Driver {
                 () = tokio::time::sleep_until(wakeup.into()) => {}
             }
         }
+        // Handles may outlive the driver; whoever sends now is told that nobody is connected.
+        self.contacts.close_queues();
         if let Some(beacon) = self.beacon.take() {
             beacon.stop().await;
         }
         if let Closing::Flushing(done) | Closing::Disconnecting(done, _) = self.closing {
             // Whoever waited may have lost patience.
             let _ = done.send(());
-        }
-    }
-
-    /// So that the first thing anybody does can be to ask for an address.
-    async fn wait_for_address(&mut self) {
-        let first = async {
-            while self.listening.is_empty() {
-                let event = self.swarm.select_next_some().await;
-                self.on_swarm(event);
-            }
-        };
-        if tokio::time::timeout(LISTENING, first).await.is_err() {
-            tracing::warn!("no network interface has an address yet; waiting for one");
         }
     }
 

@@ -1,0 +1,164 @@
+//! The end of a job, as one peer goes through it; the steward's rule is in [`ending`](crate::ending).
+
+use super::{Agreement, Output, Phase, truncate};
+use crate::ending;
+use crate::ids::Digest;
+use crate::message::{Decision, EndingState};
+use crate::time::Tick;
+
+impl Agreement {
+    /// Learns of the end from another peer's beat.
+    pub(super) fn on_ending(&mut self, now: Tick, is_member: bool, theirs: EndingState) {
+        if theirs.closed && !matches!(self.phase, Phase::Closed(_)) {
+            return self.on_closed(now, theirs);
+        }
+        if is_member {
+            self.begin_end(now, theirs.reason.clone());
+        }
+        let Phase::Ending(mine) = &mut self.phase else {
+            return;
+        };
+        let Some(decision) = theirs.decision else {
+            return;
+        };
+        let stands = mine
+            .decision
+            .map_or(decision, |known| ending::newer(known, decision));
+        if mine.decision != Some(stands) {
+            self.adopt_decision(now, stands);
+        }
+    }
+
+    pub(super) fn adopt_decision(&mut self, now: Tick, decision: Decision) {
+        let Phase::Ending(mine) = &mut self.phase else {
+            return;
+        };
+        let digest = decision.candidate.digest;
+        let held = mine.holds
+            && mine
+                .decision
+                .is_some_and(|known| known.candidate.digest == digest);
+        mine.holds = held
+            || mine
+                .candidate
+                .is_some_and(|candidate| candidate.digest == digest);
+        mine.decision = Some(decision);
+        if !mine.holds {
+            self.outputs.push_back(Output::Fetch(decision));
+        }
+        self.next_beat = now;
+    }
+
+    pub(super) fn on_closed(&mut self, now: Tick, theirs: EndingState) {
+        let mine = match &self.phase {
+            Phase::Ending(state) | Phase::Closing(state) => Some(state.clone()),
+            _ => None,
+        };
+        let holds = |digest| {
+            mine.as_ref().is_some_and(|state| {
+                state
+                    .candidate
+                    .is_some_and(|candidate| candidate.digest == digest)
+                    || (state.holds
+                        && state
+                            .decision
+                            .is_some_and(|decision| decision.candidate.digest == digest))
+            })
+        };
+        match theirs.decision {
+            Some(decision) if !holds(decision.candidate.digest) => {
+                let known = mine.is_some_and(|state| state.decision == Some(decision));
+                if !(known && matches!(self.phase, Phase::Closing(_))) {
+                    if !self.is_over() {
+                        self.outputs.push_back(Output::End {
+                            reason: theirs.reason.clone(),
+                            abstain: true,
+                        });
+                    }
+                    self.outputs.push_back(Output::Fetch(decision));
+                    let state = EndingState {
+                        candidate: None,
+                        abstains: true,
+                        holds: false,
+                        closed: false,
+                        ..theirs
+                    };
+                    self.set_phase(now, Phase::Closing(state));
+                }
+            }
+            decision => self.close(now, theirs.reason, decision),
+        }
+    }
+
+    pub(super) fn on_fetched(&mut self, now: Tick, digest: Digest) {
+        match &mut self.phase {
+            Phase::Ending(state)
+                if state
+                    .decision
+                    .is_some_and(|decision| decision.candidate.digest == digest) =>
+            {
+                state.holds = true;
+                self.next_beat = now;
+            }
+            Phase::Closing(state)
+                if state
+                    .decision
+                    .is_some_and(|decision| decision.candidate.digest == digest) =>
+            {
+                let (reason, decision) = (state.reason.clone(), state.decision);
+                self.close(now, reason, decision);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn close(&mut self, now: Tick, reason: String, decision: Option<Decision>) {
+        let state = EndingState {
+            reason,
+            candidate: None,
+            abstains: true,
+            decision,
+            holds: decision.is_some(),
+            closed: true,
+        };
+        self.set_phase(now, Phase::Closed(state));
+        self.outputs.push_back(Output::Closed(decision));
+    }
+
+    pub(super) fn begin_end(&mut self, now: Tick, mut reason: String) {
+        truncate(&mut reason);
+        let abstain = match self.phase {
+            Phase::Training => false,
+            Phase::Syncing(_) => true,
+            // Nothing was trained and no view exists: there is nobody to agree with and nothing to keep.
+            Phase::Preparing | Phase::Unable(_) | Phase::Ready(_) => {
+                return self.close_before_start(now, reason);
+            }
+            Phase::Ending(_) | Phase::Closing(_) | Phase::Closed(_) => return,
+        };
+        self.outputs.push_back(Output::End {
+            reason: reason.clone(),
+            abstain,
+        });
+        let state = EndingState {
+            reason,
+            candidate: None,
+            abstains: abstain,
+            decision: None,
+            holds: false,
+            closed: false,
+        };
+        self.set_phase(now, Phase::Ending(state));
+    }
+
+    pub(super) fn close_before_start(&mut self, now: Tick, reason: String) {
+        let anybody_trains = self.heard.values().any(|beat| beat.view.is_some());
+        if self.view.is_none() && !anybody_trains {
+            self.outputs.push_back(Output::End {
+                reason: reason.clone(),
+                abstain: true,
+            });
+            self.close(now, reason, None);
+        }
+    }
+}

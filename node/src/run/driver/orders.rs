@@ -1,0 +1,137 @@
+//! Carries out what the agreement wants, up to the end of the job.
+
+use skein_gossip::agreement::Output;
+use skein_gossip::ids::PeerId;
+use skein_gossip::message::{Decision, Message};
+
+use super::super::journal::Entry;
+use super::super::trainer::Command;
+use super::super::{coder, threads};
+use super::{Driver, Fetching, Order};
+
+impl Driver {
+    /// Carries out what the agreement wants.
+    pub(super) fn carry_out(&mut self) {
+        while let Some(output) = self.agreement.poll() {
+            match output {
+                Output::SendBeat(to, beat) => self.send(to, &Message::Beat(self.context.id, beat)),
+                Output::SendView(to, view) => self.send(to, &Message::View(self.context.id, view)),
+                Output::Adopted(view) => {
+                    self.figures.adopted();
+                    let me = self.context.net.local();
+                    let shard = view.member(me).map_or(0, |member| member.slot);
+                    let others = view.members.len().saturating_sub(1);
+                    self.journal.write(&Entry::View {
+                        number: view.stamp.number,
+                        steward: view.stamp.steward.short(),
+                        members: view
+                            .members
+                            .iter()
+                            .map(|member| member.peer.short())
+                            .collect(),
+                        global_batch: view.global_batch(),
+                    });
+                    self.tell_trainer(Command::Membership {
+                        global_batch: view.global_batch(),
+                        others,
+                        shard,
+                    });
+                    self.tell_coder(coder::Input::View {
+                        view: Some(view),
+                        agreed: false,
+                    });
+                }
+                Output::Agreed => {
+                    let view = self.agreement.view().cloned().map(Box::new);
+                    self.tell_coder(coder::Input::View { view, agreed: true });
+                }
+                Output::Sync { from_step } => {
+                    self.tell_trainer(Command::Pause);
+                    self.fetching = Fetching::Replica {
+                        from_step,
+                        partial: None,
+                    };
+                    self.try_fetch();
+                }
+                Output::Train => {
+                    self.tell_coder(coder::Input::StartAt(self.figures.step));
+                    self.orders.push_back(Order::Train);
+                    self.give_orders();
+                }
+                Output::Pause { lost_samples } => {
+                    self.fetching = Fetching::Nothing;
+                    self.tell_trainer(Command::Pause);
+                    self.tell_coder(coder::Input::View {
+                        view: None,
+                        agreed: false,
+                    });
+                    self.journal.write(&Entry::Paused { lost_samples });
+                }
+                Output::End { reason, abstain } => {
+                    self.journal.write(&Entry::Ending { reason: &reason });
+                    self.reason = reason;
+                    self.fetching = Fetching::Nothing;
+                    self.tell_trainer(Command::Pause);
+                    self.tell_coder(coder::Input::View {
+                        view: None,
+                        agreed: false,
+                    });
+                    if !abstain {
+                        threads::candidate(self);
+                    }
+                }
+                Output::Fetch(decision) => {
+                    self.fetching = Fetching::Weights {
+                        decision,
+                        partial: None,
+                    };
+                    self.try_fetch();
+                }
+                Output::Closed(decision) => self.close(decision),
+            }
+        }
+        self.status.send_replace(
+            self.figures
+                .status(&self.context, &self.agreement, &self.reason),
+        );
+    }
+
+    /// Writes the agreed model and the result; the threads end, memory is given back.
+    pub(super) fn close(&mut self, decision: Option<Decision>) {
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
+        if let (None, Some(why)) = (decision, self.no_candidate.take()) {
+            self.reason = format!("{}, but there is no model: {why}", self.reason);
+        }
+        let result = self.figures.result(&self.agreement, decision, &self.reason);
+        let snapshot = self.kept.take().map(|(_, snapshot)| snapshot);
+        if let Err(error) = threads::save_result(self, &result, snapshot) {
+            tracing::error!(job = %self.context.id.short(), error, "result not written");
+            self.figures.failure = Some(error);
+        }
+        self.journal.write(&Entry::Closed {
+            reason: &self.reason,
+            digest: decision.map(|decision| decision.candidate.digest.to_string()),
+            winner: decision.map(|decision| decision.winner.short()),
+            val_accuracy: decision.map(|decision| decision.candidate.accuracy),
+        });
+        self.figures.closed(decision);
+        if let Some(threads) = self.threads.take() {
+            threads.end(&self.coder);
+        }
+        self.fetching = Fetching::Nothing;
+    }
+
+    /// Tells the others, and saves what is held.
+    pub(super) async fn leave(&mut self) {
+        let peers: Vec<PeerId> = self.agreement.heard().keys().copied().collect();
+        for peer in peers {
+            self.send(peer, &Message::Leaving(self.context.id));
+        }
+        if !self.closed {
+            threads::checkpoint_and_wait(self).await;
+        }
+        self.journal.flush();
+    }
+}

@@ -1,0 +1,116 @@
+//! Looks at the validation set, and the candidate for the end of the job.
+
+use skein_model::snapshot::Snapshot;
+use skein_model::train::Evaluation;
+
+use super::{EVALUATION_BATCH, Event, State};
+
+impl State {
+    pub(super) fn evaluate(&mut self, rows: usize) -> Result<Evaluation, String> {
+        let data = self.thread.data.clone();
+        let rows = rows.min(data.validation.len());
+        self.thread
+            .trainer
+            .evaluate(&data.validation, 0..rows, EVALUATION_BATCH)
+            .map_err(|error| error.to_string())
+    }
+
+    /// Looks at a part of the validation set; at all of it where the part says that a target is met.
+    pub(super) fn look(&mut self) -> bool {
+        let settings = self.thread.settings;
+        let all = self.thread.data.validation.len();
+        let Ok(evaluation) = self.evaluate(settings.evaluate_samples) else {
+            return self.fail("the validation set cannot be evaluated");
+        };
+        let step = self.thread.step;
+        let whole = evaluation.samples >= all;
+        let better = self
+            .best_look
+            .as_ref()
+            .is_none_or(|(best, ..)| evaluation.accuracy > best.accuracy);
+        if better {
+            // Only the weights: the optimiser's state of then is of no use at the end.
+            let snapshot = Snapshot {
+                optimiser: Vec::new(),
+                ..self.thread.trainer.snapshot()
+            };
+            self.best_look = Some((evaluation, step, snapshot));
+        }
+        if self
+            .thread
+            .events
+            .blocking_send(Event::Evaluated {
+                step,
+                evaluation,
+                whole,
+            })
+            .is_err()
+        {
+            return false;
+        }
+        let meets = settings
+            .target_accuracy
+            .is_some_and(|target| evaluation.accuracy >= target)
+            || settings
+                .target_loss
+                .is_some_and(|target| evaluation.loss <= target);
+        if !meets || whole {
+            return true;
+        }
+        match self.evaluate(all) {
+            Ok(evaluation) => self
+                .thread
+                .events
+                .blocking_send(Event::Evaluated {
+                    step,
+                    evaluation,
+                    whole: true,
+                })
+                .is_ok(),
+            Err(_) => self.fail("the validation set cannot be evaluated"),
+        }
+    }
+
+    /// The better of the replica and the best that was seen on the way, by the whole validation set.
+    ///
+    /// # Errors
+    /// Neither has a finite loss: weights that are not finite could be no peer's model.
+    pub(super) fn candidate(&mut self) -> Result<(u64, Evaluation, Snapshot), String> {
+        let all = self.thread.data.validation.len();
+        let now = self.evaluate(all)?;
+        let current = (self.thread.step, now, self.thread.trainer.snapshot());
+        let best = match self.best_look.take() {
+            Some((_, step, snapshot)) if step != self.thread.step => {
+                self.better(current, (step, snapshot))
+            }
+            _ => current,
+        };
+        if best.1.loss.is_finite() {
+            Ok(best)
+        } else {
+            Err("the loss of the trained model is not finite; lower train.optimiser.lr".into())
+        }
+    }
+
+    fn better(
+        &mut self,
+        current: (u64, Evaluation, Snapshot),
+        (step, mut snapshot): (u64, Snapshot),
+    ) -> (u64, Evaluation, Snapshot) {
+        let now = current.1;
+        snapshot.optimiser.clone_from(&current.2.optimiser);
+        let restored = self
+            .thread
+            .trainer
+            .restore(&snapshot)
+            .map_err(|error| error.to_string());
+        let all = self.thread.data.validation.len();
+        let is_better = |then: &Evaluation| {
+            !now.loss.is_finite() || (then.accuracy, -then.loss) > (now.accuracy, -now.loss)
+        };
+        match restored.and_then(|()| self.evaluate(all)) {
+            Ok(then) if is_better(&then) => (step, then, snapshot),
+            _ => current,
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Job files for tests: small, and without what varies from machine to machine.
+
+/// A job file in parts. [`Job::default`] is an endless asynchronous one on the digits.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Its label.
+    pub name: &'static str,
+    /// Widths of the hidden layers of its mlp. `&[2048, 1024]` makes a state of 30 MB.
+    pub hidden: &'static [u32],
+    /// The lines of `[data]`.
+    pub data: &'static str,
+    /// Samples per step and peer.
+    pub batch: u32,
+    /// The optimiser, as an inline table.
+    pub optimiser: &'static str,
+    /// The lines of `[stop]`. One that a test ends itself has a number of steps that nobody reaches.
+    pub stop: &'static str,
+    /// `start.peers`.
+    pub peers: u32,
+    /// What is exchanged, and how.
+    pub exchange: Exchange,
+    /// Steps between two looks at the validation set.
+    pub evaluate_every: u64,
+    /// The lines of `[checkpoint]`.
+    pub checkpoint: &'static str,
+}
+
+/// What neighbours send each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exchange {
+    /// Nobody waits, 5 % of each gradient.
+    Async,
+    /// Nobody waits, everything in full precision.
+    AsyncDense,
+    /// Every step waits for all, 5 % of each gradient.
+    Sync,
+    /// Every step waits for all, everything in full precision.
+    SyncDense,
+}
+
+/// Beyond what any test reaches.
+const NEVER: u64 = 1_000_000_000;
+
+impl Default for Job {
+    fn default() -> Self {
+        Self {
+            name: "test",
+            hidden: &[32],
+            data: "source = \"digits\"",
+            batch: 16,
+            optimiser: "{ kind = \"sgd\", lr = 0.02, momentum = 0.9 }",
+            stop: "steps = 1000000000",
+            peers: 1,
+            exchange: Exchange::Async,
+            evaluate_every: NEVER,
+            checkpoint: "every = \"30d\"",
+        }
+    }
+}
+
+impl Job {
+    /// The seed of every test's job.
+    pub const SEED: u64 = 7;
+
+    /// The file.
+    pub fn toml(&self) -> String {
+        let (mode, fraction, values) = match self.exchange {
+            Exchange::Async => ("async", 0.05, "f16"),
+            Exchange::AsyncDense => ("async", 1.0, "f32"),
+            Exchange::Sync => ("sync", 0.05, "f16"),
+            Exchange::SyncDense => ("sync", 1.0, "f32"),
+        };
+        let Self {
+            name,
+            hidden,
+            data,
+            batch,
+            optimiser,
+            stop,
+            peers,
+            evaluate_every,
+            checkpoint,
+            ..
+        } = self;
+        let seed = Self::SEED;
+        format!(
+            "name = \"{name}\"\nseed = {seed}\n\
+             [model]\nkind = \"mlp\"\nhidden = {hidden:?}\n\
+             [data]\n{data}\n\
+             [train]\nbatch = {batch}\noptimiser = {optimiser}\n\
+             [stop]\n{stop}\n\
+             [start]\npeers = {peers}\n\
+             [exchange]\nmode = \"{mode}\"\nfraction = {fraction:?}\nvalues = \"{values}\"\n\
+             [evaluate]\nevery = {evaluate_every}\n\
+             [checkpoint]\n{checkpoint}\n"
+        )
+    }
+}
