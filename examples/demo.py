@@ -98,6 +98,8 @@ class Peer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                # Five peers share the cores here: threads that wait for each other must not burn what the others need.
+                env={**os.environ, "OMP_WAIT_POLICY": "passive"},
                 preexec_fn=lambda: become(self.device.nice),
             )
         deadline = time.monotonic() + START_DEADLINE_S
