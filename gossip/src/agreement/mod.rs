@@ -1,6 +1,6 @@
 //! One peer's side of the agreement on one job: who trains together, from which state, and with which model it ends.
 //!
-//! Composes [`membership`](crate::membership), [`view`](crate::view) and [`ending`](crate::ending); the only place where the
+//! Composes [`membership`], [`view`](crate::view) and [`ending`]; the only place where the
 //! output of one feeds another. In: [`Input`]s and the time. Out: [`Output`]s, drained with [`Agreement::poll`].
 //!
 //! | phase | leaves it when | to |

@@ -4,7 +4,7 @@
 //! In: the own gradient of each step, update packets, views, returned credits. Out: packets to send, and the sum of what
 //! the others sent, weighted by samples: `w -= lr * sum_j (samples_j / global batch) * gradient_j`, the unbiased form.
 //!
-//! Two rules, one file each: [`asynchronous`] (nobody waits; one residual per link) and [`synchronous`] (step t waits for
+//! Two rules, one file each: `asynchronous` (nobody waits; one residual per link) and `synchronous` (step t waits for
 //! the packets of step t of all members and sums in ascending peer order; one residual for all links, so that all replicas stay
 //! equal to the bit whatever fraction is sent).
 
