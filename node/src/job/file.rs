@@ -62,7 +62,7 @@ pub struct Train {
     /// under a second. Memory for activations grows with it.
     pub batch: u32,
     /// The update rule. Its `lr` belongs to the global batch (all samples behind one step), so it need not change when
-    /// peers come and go. Default SGD, lr 0.05, momentum 0.9: trains each built-in model.
+    /// peers come and go. Default SGD, lr 0.02, momentum 0.9: trains each built-in model.
     pub optimiser: OptimiserConfig,
 }
 
