@@ -314,6 +314,7 @@ fn impossible_values_are_named_with_what_to_write() {
         "is not a choice",
     );
     check_line("exchange", "level = 30", "exchange.level", "1 (fast) to 19");
+    check_line("exchange", "every = 0", "exchange.every", "1 to 1000");
     check_line("evaluate", "every = 0", "evaluate.every", "such as 50");
     check_line(
         "evaluate",
@@ -390,6 +391,8 @@ fn every_example_is_a_job() {
     assert_eq!(
         names,
         [
+            "demo-digits.toml",
+            "demo-fashion-mnist.toml",
             "digits.toml",
             "fashion-mnist.toml",
             "mlp-private.toml",
