@@ -153,7 +153,7 @@ impl Mesh {
                 });
             }
             Err(error) => {
-                reply.fail(ErrorCode::Internal, format!("{error:#}"), "");
+                reply.fail(ErrorCode::Internal, super::refusal::in_words(&error), "");
             }
         }
     }
