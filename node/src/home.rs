@@ -333,7 +333,7 @@ fn close_to_others(path: &Path, mode: u32) -> Result<(), HomeError> {
     if found & 0o077 != 0 {
         tracing::warn!(path = %path.display(), "others could open it (mode {found:03o}); closed to {mode:03o}");
         fs::set_permissions(path, fs::Permissions::from_mode(mode))
-            .map_err(failed("close to others", path))?;
+            .map_err(failed("set the permissions of", path))?;
     }
     Ok(())
 }

@@ -50,7 +50,7 @@ mod tests {
                 hidden: vec![256, 128]
             }
         );
-        let optimiser: OptimiserConfig = toml::from_str("kind = 'sgd'\nlr = 0.02").unwrap();
+        let optimiser: OptimiserConfig = toml::from_str("kind = 'sgd'\nlr = 0.05").unwrap();
         assert_eq!(optimiser, OptimiserConfig::default());
         let data: DataConfig = toml::from_str(
             "source = 'fashion-mnist'\nsplit = { kind = 'dirichlet', alpha = 0.5, shards = 4 }",

@@ -12,8 +12,9 @@ pub enum OptimiserConfig {
     Sgd {
         /// Learning rate, above 0.
         lr: f64,
-        /// Momentum in [0, 1); default 0.9. Above 0 it costs one arena of memory.
-        #[serde(default = "default_momentum")]
+        /// Momentum in [0, 1); default 0: gradients that arrive late act as momentum already (Mitliagkas et al. 2016,
+        /// arXiv:1605.09774), and more of it makes several peers need more samples. Above 0 it costs one arena of memory.
+        #[serde(default)]
         momentum: f64,
         /// Weight decay, at least 0; default 0.
         #[serde(default)]
@@ -44,16 +45,12 @@ pub enum OptimiserConfig {
 impl Default for OptimiserConfig {
     fn default() -> Self {
         Self::Sgd {
-            lr: 0.02,
-            momentum: default_momentum(),
+            lr: 0.05,
+            momentum: 0.0,
             weight_decay: 0.0,
             nesterov: false,
         }
     }
-}
-
-fn default_momentum() -> f64 {
-    0.9
 }
 
 fn default_beta1() -> f64 {

@@ -34,6 +34,9 @@ pub(super) fn init(args: &InitArgs, output: &Output) -> Result<Exit, CliError> {
             ErrorKind::AlreadyExists => CliError::usage(format!(
                 "{name} is there already: give another name, or --force"
             )),
+            ErrorKind::NotFound => CliError::not_found(format!(
+                "cannot write {name}: there is no such folder; make it first"
+            )),
             _ => CliError::internal(format!("cannot write {name}: {error}")),
         })?;
     file.write_all(args.example.text().as_bytes())

@@ -1,6 +1,6 @@
 //! Where log lines go: to stderr, warnings only unless asked. Standard output stays for what a command prints.
 
-use std::io;
+use std::io::{self, IsTerminal};
 
 use tracing_subscriber::EnvFilter;
 
@@ -31,6 +31,8 @@ pub(super) fn start(verbose: u8) -> Result<(), CliError> {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
+        // Colours are for terminals; in a file they are noise.
+        .with_ansi(io::stderr().is_terminal())
         .try_init();
     Ok(())
 }

@@ -97,7 +97,15 @@ pub(super) fn jobs(jobs: &[JobStatus]) -> String {
             job.eta_s.map_or_else(|| "-".into(), seconds),
         ]
     }));
-    table(&rows)
+    let mut text = table(&rows);
+    // Why something does not train is what a reader of this list looks for.
+    let stuck = |job: &&JobStatus| matches!(job.phase, Phase::Waiting | Phase::Failed);
+    for job in jobs.iter().filter(stuck) {
+        if let Some(reason) = &job.reason {
+            text += &format!("\n{} {}: {reason}", job.id.0.short(), job.phase);
+        }
+    }
+    text
 }
 
 /// The list of peers, each with what keeps it from being connected.

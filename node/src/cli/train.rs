@@ -107,7 +107,11 @@ pub(super) fn read(path: &Path) -> Result<String, CliError> {
     let mut bytes = vec![];
     file.take(MAX_JOB_BYTES as u64 + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| CliError::internal(format!("cannot read {name}: {error}")))?;
+        .map_err(|error| match error.kind() {
+            // Opening a folder works; reading it does not.
+            std::io::ErrorKind::IsADirectory => is_a_folder(&name),
+            _ => CliError::internal(format!("cannot read {name}: {error}")),
+        })?;
     String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = valid.iter().filter(|byte| **byte == b'\n').count() + 1;
@@ -115,4 +119,8 @@ pub(super) fn read(path: &Path) -> Result<String, CliError> {
             "{name}: line {line} is not UTF-8 text: give the path of a job file"
         ))
     })
+}
+
+fn is_a_folder(name: &std::path::Display<'_>) -> CliError {
+    CliError::usage(format!("{name} is a folder: give the path of a job file"))
 }

@@ -72,7 +72,7 @@ pub fn run_up(globals: &Globals, args: UpArgs) -> Result<Exit, CliError> {
     runtime.shutdown_background();
     outcome.map(|()| Exit::Ok).map_err(|error| CliError {
         exit: refusal::exit_of(&error),
-        message: format!("{error:#}"),
+        message: refusal::in_words(&error),
     })
 }
 

@@ -42,6 +42,19 @@ pub(super) fn exit_of(error: &anyhow::Error) -> Exit {
     Exit::Internal
 }
 
+/// The error with its causes. Many a message holds its cause already; that one is not said twice.
+pub(super) fn in_words(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |mut words, cause| {
+        let cause = cause.to_string();
+        if words.is_empty() {
+            words = cause;
+        } else if !words.contains(&cause) {
+            words += &format!(": {cause}");
+        }
+        words
+    })
+}
+
 /// Private data by name; each must be there, and each name once.
 pub(super) fn private(data: Vec<NamedData>) -> Result<BTreeMap<String, PathBuf>> {
     let mut private = BTreeMap::new();
@@ -88,6 +101,18 @@ mod tests {
             assert!(error.to_string().contains("--data a"), "{error}");
             assert_eq!(exit_of(&error), Exit::Usage);
         }
+    }
+
+    #[test]
+    fn each_cause_is_said_once() {
+        let source = std::io::Error::other("no space");
+        let error = HomeError::Io {
+            action: "make",
+            path: "/h".into(),
+            source,
+        };
+        let error = anyhow::Error::from(error).context("not started");
+        assert_eq!(in_words(&error), "not started: cannot make /h: no space");
     }
 
     #[test]

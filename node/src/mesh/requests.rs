@@ -12,7 +12,8 @@ use super::Mesh;
 use super::key::join_line;
 use crate::control::status::{NodeFacts, PeerState};
 use crate::control::{
-    ErrorCode, Failure, Hex, Incoming, JobStatus, PeerStatus, Reply, Request, Response, Status,
+    ErrorCode, Failure, Hex, Incoming, JobStatus, PeerStatus, Phase, Reply, Request, Response,
+    Status,
 };
 use crate::job::{JobFile, SignedJob};
 use crate::net;
@@ -54,6 +55,13 @@ impl Mesh {
             Request::Train { job } => self.train(job, reply),
             Request::Watch { job } => self.watch(job, reply),
             Request::Stop { job } => match self.jobs.get(&job) {
+                Some(known) if is_over(known.handle.status.borrow().phase) => {
+                    reply.fail(
+                        ErrorCode::Refused,
+                        format!("job {} is over already", job.short()),
+                        "`skein jobs` lists those that run",
+                    );
+                }
                 Some(known) => {
                     let reason = format!("{STOPPED_BY}{}", self.net.local().short());
                     super::to_job(&known.handle, Event::Stop(reason));
@@ -153,7 +161,7 @@ impl Mesh {
                 });
             }
             Err(error) => {
-                reply.fail(ErrorCode::Internal, format!("{error:#}"), "");
+                reply.fail(ErrorCode::Internal, super::refusal::in_words(&error), "");
             }
         }
     }
@@ -207,6 +215,11 @@ impl Mesh {
             reply.finish(answer);
         });
     }
+}
+
+/// Whether all peers have ended it. One that failed here may still be trained elsewhere.
+fn is_over(phase: Phase) -> bool {
+    matches!(phase, Phase::Done | Phase::Stopped)
 }
 
 fn unknown(job: JobId, reply: Reply) {
