@@ -93,17 +93,8 @@ pub fn holders<'a>(
     digest: Digest,
     states: impl Iterator<Item = (PeerId, &'a EndingState)>,
 ) -> Vec<PeerId> {
-    let serves = |state: &EndingState| {
-        state
-            .candidate
-            .is_some_and(|candidate| candidate.digest == digest)
-            || (state.holds
-                && state
-                    .decision
-                    .is_some_and(|decision| decision.candidate.digest == digest))
-    };
     states
-        .filter(|(_, state)| serves(state))
+        .filter(|(_, state)| state.has(digest))
         .map(|(peer, _)| peer)
         .collect()
 }

@@ -83,6 +83,16 @@ pub struct EndingState {
     pub closed: bool,
 }
 
+impl EndingState {
+    /// Whether the peer has the weights named `digest`: it offered them, or holds the decided ones.
+    pub fn has(&self, digest: Digest) -> bool {
+        let decided = |decision: Decision| self.holds && decision.candidate.digest == digest;
+        self.candidate
+            .is_some_and(|candidate| candidate.digest == digest)
+            || self.decision.is_some_and(decided)
+    }
+}
+
 /// A model offered as the job's result.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {

@@ -229,7 +229,7 @@ impl World {
                 let step = self.peers[&donor].step;
                 let state = self.peers.get_mut(&peer).unwrap();
                 state.step = step;
-                Input::Synced { step, samples: 0 }
+                Input::Synced { step }
             }
             Work::Evaluate if self.diverged.contains(&peer) => Input::NoCandidate,
             Work::Evaluate => {

@@ -113,10 +113,7 @@ fn input() -> impl Strategy<Value = Input> {
         (from(), beat()).prop_map(|(from, beat)| Input::Beat(from, Box::new(beat))),
         (from(), view()).prop_map(|(from, view)| Input::View(from, Box::new(view))),
         holding().prop_map(Input::Prepared),
-        Just(Input::Synced {
-            step: 3,
-            samples: 9
-        }),
+        Just(Input::Synced { step: 3 }),
         ".{0,400}".prop_map(Input::StopHolds),
         ".{0,400}".prop_map(Input::Unable),
         any::<[u8; 32]>().prop_map(|digest| Input::Fetched(Digest(digest))),

@@ -54,17 +54,7 @@ impl Agreement {
             Phase::Ending(state) | Phase::Closing(state) => Some(state.clone()),
             _ => None,
         };
-        let holds = |digest| {
-            mine.as_ref().is_some_and(|state| {
-                state
-                    .candidate
-                    .is_some_and(|candidate| candidate.digest == digest)
-                    || (state.holds
-                        && state
-                            .decision
-                            .is_some_and(|decision| decision.candidate.digest == digest))
-            })
-        };
+        let holds = |digest| mine.as_ref().is_some_and(|state| state.has(digest));
         match theirs.decision {
             Some(decision) if !holds(decision.candidate.digest) => {
                 let known = mine.is_some_and(|state| state.decision == Some(decision));

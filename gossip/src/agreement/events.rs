@@ -25,8 +25,6 @@ pub enum Input {
     Synced {
         /// Step of the replica now.
         step: u64,
-        /// Samples of the mesh behind it.
-        samples: u64,
     },
     /// Training went on.
     Progress {

@@ -166,7 +166,7 @@ impl Agreement {
                     self.set_phase(now, Phase::Unable(reason));
                 }
             }
-            Input::Synced { step, samples: _ } => {
+            Input::Synced { step } => {
                 if matches!(self.phase, Phase::Syncing(_)) {
                     self.progress.0 = step;
                     self.set_phase(now, Phase::Training);

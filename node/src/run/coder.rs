@@ -85,8 +85,6 @@ pub struct CoderThread {
     pub exchange: Exchange,
     /// Waiting or not.
     pub mode: Mode,
-    /// Parameters of the model.
-    pub n_values: usize,
     /// Inputs.
     pub inputs: mpsc::Receiver<Input>,
     /// To the trainer.

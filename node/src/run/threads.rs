@@ -148,7 +148,6 @@ pub(super) fn start(
         job: context.id,
         exchange,
         mode,
-        n_values: layout.n_values(),
         inputs,
         trainer: commands.clone(),
         net: context.net.clone(),
@@ -208,11 +207,10 @@ pub(super) fn restore(driver: &Driver, manifest: Manifest, bytes: Vec<u8>, took:
             Ok(Err(error)) => Err(error.to_string()),
             Err(error) => Err(error.to_string()),
         };
-        let (step, samples) = (manifest.step, manifest.samples);
+        let step = manifest.step;
         let _ = done
             .send(Done::Restored {
                 step,
-                samples,
                 donors,
                 bytes: length,
                 took,

@@ -86,7 +86,6 @@ pub(super) enum Done {
     Fetched(fetch::Try, Duration),
     Restored {
         step: u64,
-        samples: u64,
         donors: Vec<PeerId>,
         bytes: u64,
         took: Duration,
@@ -275,7 +274,6 @@ impl Driver {
             Done::Fetched(outcome, took) => self.on_fetched(outcome, took),
             Done::Restored {
                 step,
-                samples,
                 donors,
                 bytes,
                 took,
@@ -291,7 +289,7 @@ impl Driver {
                     });
                     self.figures.step = step;
                     self.fetching = Fetching::Nothing;
-                    self.input(Input::Synced { step, samples });
+                    self.input(Input::Synced { step });
                 }
                 Err(reason) => {
                     self.journal
