@@ -1,7 +1,7 @@
 //! Who is alive: a failure detector over heartbeats and connections.
 //!
-//! In: beats heard, connections opened and closed, the passing of time. Out: which peers are alive now.
-//! A closed connection means down at once. A silent peer is down after a timeout that adapts to the gaps this
+//! In: beats heard, connections opened and closed, members named by others, the passing of time. Out: which peers are alive now.
+//! A closed connection means down at once. A peer that was never met is not judged before it had time to appear. A silent peer is down after a timeout that adapts to the gaps this
 //! peer has shown (after the accrual idea of Hayashibara et al. 2004): a loaded device with irregular beats gets more
 //! patience, up to a bound. When the own clock jumped (suspend, SIGSTOP), every peer gets a fresh start instead of a
 //! verdict: it was this peer that was away.
@@ -48,6 +48,8 @@ struct Watch {
 pub struct Membership {
     config: Config,
     watched: BTreeMap<PeerId, Watch>,
+    /// Peers that must exist though no connection led to them yet, and since when.
+    expected: BTreeMap<PeerId, Tick>,
     last_tick: Option<Tick>,
 }
 
@@ -57,12 +59,14 @@ impl Membership {
         Self {
             config,
             watched: BTreeMap::new(),
+            expected: BTreeMap::new(),
             last_tick: None,
         }
     }
 
     /// A connection to `peer` opened: it counts as heard now.
     pub fn connected(&mut self, now: Tick, peer: PeerId) {
+        self.expected.remove(&peer);
         if self.watched.len() < MAX_PEERS {
             self.watched
                 .entry(peer)
@@ -77,6 +81,14 @@ impl Membership {
     /// The last connection to `peer` closed: it is down at once.
     pub fn disconnected(&mut self, peer: PeerId) {
         self.watched.remove(&peer);
+        self.expected.remove(&peer);
+    }
+
+    /// Others work with `peer`, and no connection leads to it yet: it has the least silence to appear before it is down.
+    pub fn expect(&mut self, now: Tick, peer: PeerId) {
+        if !self.watched.contains_key(&peer) && self.expected.len() < MAX_PEERS {
+            self.expected.entry(peer).or_insert(now);
+        }
     }
 
     /// Anything was heard from `peer`, so a connection to it is open.
@@ -101,19 +113,27 @@ impl Membership {
             for watch in self.watched.values_mut() {
                 watch.last_heard = now;
             }
+            self.expected.values_mut().for_each(|since| *since = now);
         }
+        let patience = self.config.silence_min;
+        self.expected
+            .retain(|_, since| now.since(*since) <= patience);
         self.last_tick = Some(now);
         jumped
     }
 
-    /// Whether `peer` is connected and was heard recently enough.
+    /// Whether `peer` is connected and was heard recently enough, or is expected and may still appear.
     pub fn is_alive(&self, now: Tick, peer: PeerId) -> bool {
-        self.watched
-            .get(&peer)
-            .is_some_and(|watch| now.since(watch.last_heard) <= self.patience(watch))
+        match self.watched.get(&peer) {
+            Some(watch) => now.since(watch.last_heard) <= self.patience(watch),
+            None => self
+                .expected
+                .get(&peer)
+                .is_some_and(|since| now.since(*since) <= self.config.silence_min),
+        }
     }
 
-    /// All peers alive now, ascending.
+    /// All connected peers that are alive now, ascending.
     pub fn alive(&self, now: Tick) -> BTreeSet<PeerId> {
         self.watched
             .keys()
@@ -160,6 +180,21 @@ mod tests {
         membership.disconnected(A);
         assert!(!membership.is_alive(at(0.0), A));
         assert!(membership.alive(at(0.0)).is_empty());
+    }
+
+    #[test]
+    fn a_peer_that_was_never_met_has_time_to_appear() {
+        let mut membership = Membership::new(Config::default());
+        membership.expect(at(0.0), A);
+        assert!(membership.is_alive(at(2.9), A));
+        assert!(membership.connected_peers().next().is_none());
+        membership.tick(at(3.1));
+        assert!(!membership.is_alive(at(3.1), A));
+
+        membership.expect(at(4.0), A);
+        membership.connected(at(4.5), A);
+        membership.disconnected(A);
+        assert!(!membership.is_alive(at(4.6), A), "met and lost");
     }
 
     #[test]

@@ -60,6 +60,10 @@ struct World {
     starts: u64,
     start_peers: usize,
     lost_samples: u64,
+    /// Milliseconds that a connection may take to be made.
+    slowest_connection: u64,
+    /// The fewest members of any view adopted so far.
+    smallest_view: usize,
     /// Peers whose training has come to nothing.
     diverged: BTreeSet<PeerId>,
 }
@@ -76,6 +80,8 @@ impl World {
             starts: 0,
             start_peers,
             lost_samples: 0,
+            slowest_connection: 20,
+            smallest_view: usize::MAX,
             diverged: BTreeSet::new(),
         }
     }
@@ -133,7 +139,7 @@ impl World {
     }
 
     fn connect(&mut self, a: PeerId, b: PeerId) {
-        let at = self.now + self.between(1, 20) * MS;
+        let at = self.now + self.between(1, self.slowest_connection) * MS;
         self.at(at, Event::Input(a, Input::Connected(b)));
         self.at(at, Event::Input(b, Input::Connected(a)));
     }
@@ -170,7 +176,10 @@ impl World {
                         self.at(later, Event::Input(to, Input::View(peer, view)));
                     }
                 }
-                Output::Adopted(_) | Output::Agreed => {}
+                Output::Adopted(view) => {
+                    self.smallest_view = self.smallest_view.min(view.members.len());
+                }
+                Output::Agreed => {}
                 Output::Sync { .. } => {
                     state.training = false;
                     let done = self.now + self.between(50, 1500) * MS;
@@ -445,6 +454,23 @@ fn a_joiner_is_fed_and_trains() {
             world.peers[&id(0)].training && world.peers[&id(0)].step > 0,
             "seed {seed}"
         );
+    }
+}
+
+/// A newcomer with the lowest name is the steward at once: it must not drop members that it has not met yet.
+#[test]
+fn a_joiner_that_becomes_the_steward_drops_nobody_that_it_has_not_met() {
+    for seed in 0..40 {
+        let mut world = started(seed, 4);
+        world.run(seconds(4.9));
+        world.slowest_connection = 2500;
+        world.smallest_view = usize::MAX;
+        world.at(seconds(5.0), Event::Start(id(0)));
+        world.run(seconds(15.0));
+        assert_eq!(world.smallest_view, 5, "seed {seed}");
+        for peer in 0..=4 {
+            assert_eq!(world.members(peer).len(), 5, "seed {seed}, peer {peer}");
+        }
     }
 }
 

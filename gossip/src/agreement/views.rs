@@ -69,6 +69,15 @@ impl Agreement {
                     .member(self.me)
                     .is_some_and(|before| before.since == mine.since)
         });
+        for member in &view.members {
+            let known = self
+                .view
+                .as_ref()
+                .is_some_and(|held| held.contains(member.peer));
+            if !known && member.peer != self.me {
+                self.membership.expect(now, member.peer);
+            }
+        }
         let origin = view.origin;
         let number = view.stamp.number;
         self.outputs
