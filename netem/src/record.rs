@@ -5,6 +5,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+/// Told as a run goes on: seconds since its start, and a line for people.
+pub type Progress<'a> = &'a mut dyn FnMut(f64, &str);
+
 /// One run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -28,6 +31,8 @@ pub struct Record {
     pub marks: Vec<Mark>,
     /// Limits that could not be applied, with the reason.
     pub not_applied: Vec<String>,
+    /// Lab: CPU seconds of the testbed itself, the switch above all.
+    pub switch_cpu_s: Option<f64>,
     /// Simulator: hash over every event of the run.
     pub trace_hash: Option<String>,
     /// Simulator: virtual seconds per real second. Not part of what repeats.

@@ -15,7 +15,7 @@ use std::process::Command;
 use rules::Finding;
 use source::{Source, files_below};
 
-const CRATES: [&str; 3] = ["gossip", "model", "node"];
+const CRATES: [&str; 4] = ["gossip", "model", "node", "netem"];
 /// Lines of a file, tests not counted.
 const MOST_LINES: usize = 450;
 

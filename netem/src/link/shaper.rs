@@ -168,7 +168,9 @@ mod tests {
         assert_eq!(arrived, (1..=10).map(|n| n * MS).collect::<Vec<_>>());
         // Once a frame has left there is room for one more.
         let mut link = Shaper::new(profile, 7);
-        (0..10).for_each(|_| drop(link.offer(0, 1000)));
+        for _ in 0..10 {
+            link.offer(0, 1000);
+        }
         assert_eq!(link.offer(MS / 2, 1000), Verdict::Dropped(Loss::Queue));
         assert_eq!(link.offer(MS, 1000), Verdict::Arrives(11 * MS));
         assert_eq!(link.waiting(MS), 10_000);
