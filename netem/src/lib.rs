@@ -9,3 +9,4 @@
 pub mod link;
 pub mod scenario;
 pub mod record;
+pub mod sim;

@@ -15,7 +15,8 @@ pub type NodeIndex = usize;
 /// Where a frame goes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hop {
-    /// Call [`Fabric::arrive`] (after [`Fabric::send`]) or hand it over (after `arrive`) at this moment.
+    /// At this moment call [`Fabric::arrive`] (after [`Fabric::send`]), or hand it over and call [`Fabric::delivered`] (after
+    /// `arrive`).
     At(Nanos),
     /// It is lost.
     Dropped(Loss),
@@ -89,6 +90,11 @@ impl Fabric {
     /// The line to `node`.
     pub fn set_down(&mut self, node: NodeIndex, profile: Profile) {
         self.down[node].set_profile(profile);
+    }
+
+    /// Bytes that wait for the line from `node`.
+    pub fn waiting_up(&self, now: Nanos, node: NodeIndex) -> u64 {
+        self.up[node].waiting(now)
     }
 
     /// What is between two nodes, one direction, beside their lines.
@@ -169,14 +175,16 @@ impl Fabric {
             return self.dropped(from, to, Loss::Cut);
         }
         match self.down[to].offer(now, bytes) {
-            Verdict::Arrives(at) => {
-                let counters = self.counters.entry((from, to)).or_default();
-                counters.delivered_frames += 1;
-                counters.delivered_bytes += bytes as u64;
-                Hop::At(at)
-            }
+            Verdict::Arrives(at) => Hop::At(at),
             Verdict::Dropped(loss) => self.dropped(from, to, loss),
         }
+    }
+
+    /// A frame was handed over, at the moment that the second hop gave.
+    pub fn delivered(&mut self, from: NodeIndex, to: NodeIndex, bytes: usize) {
+        let counters = self.counters.entry((from, to)).or_default();
+        counters.delivered_frames += 1;
+        counters.delivered_bytes += bytes as u64;
     }
 
     /// What each directed pair carried so far.
@@ -227,6 +235,7 @@ mod tests {
         fabric.set_down(1, Profile::rate(4_000_000));
         assert_eq!(fabric.send(0, 0, 1, 1000), Hop::At(6 * MS));
         assert_eq!(fabric.arrive(6 * MS, 0, 1, 1000), Hop::At(8 * MS));
+        fabric.delivered(0, 1, 1000);
         // The uplink is shared by all pairs; the pair 0 to 2 has no delay.
         assert_eq!(fabric.send(0, 0, 2, 1000), Hop::At(2 * MS));
         let counters = fabric.counters()[&(0, 1)];

@@ -132,6 +132,22 @@ pub struct Condition {
     pub field: Option<(String, Comparison, f64)>,
 }
 
+impl Condition {
+    /// Whether a line of a node's metrics fulfils it.
+    pub fn holds(
+        &self,
+        rank: NodeIndex,
+        event: &str,
+        fields: &serde_json::Map<String, serde_json::Value>,
+    ) -> bool {
+        let reaches = |(field, comparison, bound): &(String, Comparison, f64)| {
+            let value = fields.get(field).and_then(serde_json::Value::as_f64);
+            value.is_some_and(|value| comparison.holds(value, *bound))
+        };
+        self.event == event && self.nodes.contains(&rank) && self.field.as_ref().is_none_or(reaches)
+    }
+}
+
 /// What happens to nodes and links. A list of nodes: all of them, but one drawn by seed where the event repeats.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
@@ -263,7 +279,7 @@ pub struct Sim {
     pub us_per_sample: f64,
     /// Microseconds per step beside its samples, on one whole core.
     pub us_per_step: f64,
-    /// Microseconds that a peer takes to pack or apply a packet, per value in it.
+    /// Microseconds that a peer takes to pack or to apply one packet, on one whole core.
     pub us_per_packet: f64,
 }
 

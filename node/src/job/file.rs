@@ -83,6 +83,39 @@ pub struct Stop {
     pub seconds: Option<f64>,
 }
 
+impl Stop {
+    /// Why training is enough, by everything that needs no evaluation. `samples_mesh`: of all peers together;
+    /// `train_len`: samples in the training set; `seconds`: since step 0.
+    pub fn enough(
+        &self,
+        step: u64,
+        samples_mesh: u64,
+        train_len: u64,
+        seconds: f64,
+    ) -> Option<String> {
+        if let Some(steps) = self.steps.filter(|steps| step >= *steps) {
+            return Some(format!("stop.steps = {steps} reached"));
+        }
+        if let Some(epochs) = self.epochs
+            && train_len > 0
+            && samples_mesh as f64 >= epochs * train_len as f64
+        {
+            return Some(format!("stop.epochs = {epochs} reached"));
+        }
+        let limit = self.seconds.filter(|limit| seconds >= *limit)?;
+        Some(format!("stop.seconds = {limit} reached"))
+    }
+
+    /// Why training is enough, by an evaluation on the whole validation set.
+    pub fn target_met(&self, accuracy: f64, loss: f64) -> Option<String> {
+        if let Some(target) = self.accuracy.filter(|target| accuracy >= *target) {
+            return Some(format!("stop.accuracy = {target} reached"));
+        }
+        let target = self.loss.filter(|target| loss <= *target)?;
+        Some(format!("stop.loss = {target} reached"))
+    }
+}
+
 /// `[start]`: when the job begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

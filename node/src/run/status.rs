@@ -181,33 +181,14 @@ impl Figures {
         if self.closed {
             return None;
         }
-        if let Some(steps) = self.stop.steps.filter(|steps| self.step >= *steps) {
-            return Some(format!("stop.steps = {steps} reached"));
-        }
-        if let Some(epochs) = self.stop.epochs
-            && self.train_len > 0
-            && samples_mesh as f64 >= epochs * self.train_len as f64
-        {
-            return Some(format!("stop.epochs = {epochs} reached"));
-        }
-        let seconds = self
-            .stop
-            .seconds
-            .filter(|seconds| began.elapsed().as_secs_f64() >= *seconds)?;
-        Some(format!("stop.seconds = {seconds} reached"))
+        let seconds = began.elapsed().as_secs_f64();
+        self.stop
+            .enough(self.step, samples_mesh, self.train_len, seconds)
     }
 
     /// Why training is enough, by an evaluation of the whole validation set.
     pub(super) fn target_met(&self, evaluation: &Evaluation) -> Option<String> {
-        if let Some(accuracy) = self
-            .stop
-            .accuracy
-            .filter(|target| evaluation.accuracy >= *target)
-        {
-            return Some(format!("stop.accuracy = {accuracy} reached"));
-        }
-        let loss = self.stop.loss.filter(|target| evaluation.loss <= *target)?;
-        Some(format!("stop.loss = {loss} reached"))
+        self.stop.target_met(evaluation.accuracy, evaluation.loss)
     }
 
     pub(super) fn closed(&mut self, decision: Option<Decision>) {

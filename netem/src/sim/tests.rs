@@ -1,0 +1,240 @@
+//! Whole simulated runs on the toy problem, built by hand.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::*;
+use crate::link::Profile;
+use crate::scenario::{Action, Condition, End, Event, Line, Node, Problem, Program, Sim, When};
+
+const JOB: &str = r#"
+[model]
+kind = "mlp"
+[train]
+batch = 8
+optimiser = { kind = "sgd", lr = 0.05 }
+[exchange]
+every = 2
+[evaluate]
+every = 10
+"#;
+
+fn node(n: usize, cpu: f64, mbit: u64) -> Node {
+    let line = Line {
+        profile: Profile {
+            delay: Duration::from_millis(2),
+            ..Profile::rate(mbit * 1_000_000)
+        },
+        trace: None,
+    };
+    Node {
+        name: format!("n-{n}"),
+        group: "n".into(),
+        cpu: Some(cpu),
+        memory: None,
+        threads: 1,
+        program: Program::Skein { args: Vec::new() },
+        start: Some(Duration::ZERO),
+        env: BTreeMap::new(),
+        up: line.clone(),
+        down: line,
+    }
+}
+
+fn scenario(nodes: Vec<Node>, job: &str, seconds: u64, seed: u64) -> Scenario {
+    Scenario {
+        name: "by-hand".into(),
+        variant: String::new(),
+        about: String::new(),
+        seed,
+        repeat: 1,
+        pairs: Vec::new(),
+        events: Vec::new(),
+        end: End {
+            after: Duration::from_secs(seconds),
+            job: true,
+            exit: false,
+            when: None,
+        },
+        expect: Vec::new(),
+        job: Some(format!("{job}[start]\npeers = {}\n", nodes.len())),
+        sim: Sim {
+            problem: Problem::Toy { dimensions: 32 },
+            us_per_sample: 2500.0,
+            ..Sim::default()
+        },
+        folder: ".".into(),
+        nodes,
+    }
+}
+
+fn at(seconds: f64, action: Action) -> Event {
+    let when = When::At(Duration::from_secs_f64(seconds));
+    Event { when, action }
+}
+
+fn finish(scenario: &Scenario) -> Record {
+    match run(scenario, &mut |_, _| {}) {
+        Ok(record) => record,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn count(record: &Record, rank: usize, event: &str) -> usize {
+    let metrics = &record.nodes[rank].metrics;
+    metrics
+        .iter()
+        .filter(|metric| metric.event == event)
+        .count()
+}
+
+fn last(record: &Record, rank: usize, event: &str, field: &str) -> Option<f64> {
+    let metrics = record.nodes[rank].metrics.iter().rev();
+    metrics
+        .filter(|metric| metric.event == event)
+        .find_map(|metric| metric.number(field))
+}
+
+#[test]
+fn unequal_peers_train_by_their_shares_and_close_with_one_model() {
+    for mode in ["async", "sync"] {
+        let nodes = vec![node(0, 0.8, 50), node(1, 0.4, 20), node(2, 0.2, 5)];
+        let job = JOB.replace("[exchange]", &format!("[exchange]\nmode = \"{mode}\""));
+        let record = finish(&scenario(
+            nodes,
+            &format!("{job}[stop]\nseconds = 20\n"),
+            60,
+            1,
+        ));
+        let steps: Vec<f64> = (0..3)
+            .map(|rank| last(&record, rank, "step", "step").unwrap_or(0.0))
+            .collect();
+        if mode == "async" {
+            assert!((steps[0] / steps[1] - 2.0).abs() < 0.1, "{steps:?}");
+            assert!((steps[1] / steps[2] - 2.0).abs() < 0.1, "{steps:?}");
+        } else {
+            assert!((steps[0] - steps[2]).abs() <= 1.0, "{steps:?}");
+            // All wait for the slowest, which takes 0.1 s for a step and finds the packets of the others there.
+            assert!((150.0..=200.0).contains(&steps[0]), "{steps:?}");
+        }
+        assert!(
+            (0..3).all(|rank| count(&record, rank, "closed") == 1),
+            "{mode}"
+        );
+        let loss = last(&record, 0, "evaluated", "val_loss").unwrap_or(1.0);
+        assert!(loss < 0.05, "{mode}: {loss}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run_and_another_seed_another() {
+    let hash = |seed| {
+        let nodes = (0..6).map(|n| node(n, 0.5, 20)).collect();
+        let mut of = scenario(nodes, &format!("{JOB}[stop]\nseconds = 15\n"), 40, seed);
+        for node in &mut of.nodes {
+            node.up.profile.loss = 0.02;
+            node.up.profile.jitter = Duration::from_millis(1);
+        }
+        of.events = vec![
+            at(5.0, Action::Kill(vec![2])),
+            at(8.0, Action::Join(vec![2])),
+        ];
+        let record = finish(&of);
+        (record.trace_hash, record.nodes)
+    };
+    let (first, again, other) = (hash(1), hash(1), hash(2));
+    assert!(first == again, "{:?} and {:?}", first.0, again.0);
+    assert_ne!(first.0, other.0);
+}
+
+#[test]
+fn a_kill_a_stop_and_a_partition_heal_and_are_marked() {
+    for seed in 0..8 {
+        let nodes = (0..5).map(|n| node(n, 0.3, 20)).collect();
+        let mut of = scenario(nodes, &format!("{JOB}[stop]\nseconds = 170\n"), 300, seed);
+        of.events = vec![
+            at(10.0, Action::Kill(vec![0])),
+            at(20.0, Action::Restart(vec![0])),
+            at(35.0, Action::Stop(vec![1])),
+            at(50.0, Action::Continue(vec![1])),
+            at(70.0, Action::Partition(vec![vec![0, 3]])),
+            at(85.0, Action::Heal),
+            at(110.0, Action::Leave(vec![4])),
+        ];
+        let record = finish(&of);
+        let marks: Vec<&str> = record.marks.iter().map(|mark| mark.what.as_str()).collect();
+        let expected = [
+            "kill",
+            "restart",
+            "stop",
+            "continue",
+            "partition",
+            "heal",
+            "leave",
+        ];
+        assert_eq!(marks, expected, "seed {seed}");
+        for rank in 0..4 {
+            assert_eq!(
+                count(&record, rank, "closed"),
+                1,
+                "seed {seed}, node {rank}"
+            );
+        }
+        assert_eq!(count(&record, 4, "closed"), 0, "seed {seed}");
+        assert_eq!(record.nodes[0].lives.len(), 2, "seed {seed}");
+    }
+}
+
+#[test]
+fn an_event_waits_for_its_condition_and_a_condition_ends_a_run() {
+    let reaches = |rank, step: f64| Condition {
+        nodes: vec![rank],
+        event: "step".into(),
+        field: Some(("step".into(), crate::scenario::Comparison::AtLeast, step)),
+    };
+    let nodes = (0..2).map(|n| node(n, 0.5, 20)).collect();
+    let mut of = scenario(nodes, &format!("{JOB}[stop]\nsteps = 10000\n"), 60, 3);
+    of.events = vec![Event {
+        when: When::After(reaches(0, 50.0), Duration::from_secs(1)),
+        action: Action::Kill(vec![1]),
+    }];
+    of.end.when = Some(reaches(0, 200.0));
+    let record = finish(&of);
+    let reached = record.nodes[0]
+        .metrics
+        .iter()
+        .find(|metric| metric.number("step") == Some(50.0))
+        .map(|metric| metric.t);
+    let killed = record.marks[0].t;
+    assert!(reached.is_some_and(|t| (killed - t - 1.0).abs() < 1e-3));
+    assert_eq!(last(&record, 0, "step", "step"), Some(200.0));
+}
+
+#[test]
+fn a_slow_link_holds_packets_back_and_the_bytes_stay_within_its_rate() {
+    let mut nodes: Vec<Node> = (0..2).map(|n| node(n, 1.0, 50)).collect();
+    nodes[1].down.profile.rate = Some(20_000);
+    let mut of = scenario(nodes, &format!("{JOB}[stop]\nseconds = 30\n"), 90, 4);
+    of.sim.problem = Problem::Toy { dimensions: 20_000 };
+    let record = finish(&of);
+    let carried = record.traffic.last().map(|traffic| traffic.pairs.clone());
+    let carried = carried.unwrap_or_default();
+    let to_slow = carried
+        .iter()
+        .find(|pair| pair.to == 1)
+        .map(|pair| pair.delivered);
+    let bound = 20_000.0 / 8.0 * record.duration_s;
+    let measured = to_slow.unwrap_or(0) as f64;
+    assert!(
+        (0.3 * bound..bound).contains(&measured),
+        "{measured} of {bound}"
+    );
+}
+
+#[test]
+fn a_program_cannot_be_simulated() {
+    let mut of = scenario(vec![node(0, 1.0, 10)], JOB, 1, 1);
+    of.nodes[0].program = Program::Command(vec!["true".into()]);
+    let error = run(&of, &mut |_, _| {}).err();
+    assert!(matches!(error, Some(SimError::Program { .. })), "{error:?}");
+}

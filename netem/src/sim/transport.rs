@@ -1,0 +1,638 @@
+//! Reliable, ordered connections over the link model, as TCP gives them: segments, a window that grows and shrinks with
+//! losses, losses repaired after a round trip, heads of line that block.
+//!
+//! Kept simple where it does not decide what users measure: acknowledgements take the return delay and no capacity; a loss is
+//! noticed after a fixed time; an uplink is fed as soon as it has room, so its queue stays short (what BBR and pacing do).
+//!
+//! Bounds: per connection and lane as in the node; a full lane refuses, and the sender decides.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use crate::link::{Fabric, Hop, Nanos, NodeIndex};
+
+/// Payload of a full segment, bytes.
+const SEGMENT: usize = 1448;
+/// Ethernet, IP and TCP (with timestamps) around it.
+const HEADERS: usize = 66;
+/// Frame header, yamux and noise around a message.
+pub(super) const MESSAGE_OVERHEAD: usize = 12 + 12 + 18;
+/// An uplink is given more when less than this waits: two full frames keep it busy.
+const UPLINK_BYTES: u64 = 2 * (SEGMENT + HEADERS) as u64;
+/// First window, segments (RFC 6928).
+const FIRST_WINDOW: f64 = 10.0;
+/// Largest window, segments: 4 MiB, what Linux grows to by default.
+const LARGEST_WINDOW: f64 = 2900.0;
+/// What is left of a window after a loss (CUBIC).
+const AFTER_LOSS: f64 = 0.7;
+const MS: Nanos = 1_000_000;
+/// Longest pause before a segment is sent again.
+const LONGEST_PAUSE: Nanos = 15_000 * MS;
+/// Bytes that the kernel and yamux take beside the lane.
+const SOCKET_BYTES: usize = 256 * 1024;
+
+/// What shares a connection, most urgent first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    Control,
+    Update,
+    Bulk,
+}
+
+/// Frames that wait in each lane before it refuses, as in the node, where the kernel and yamux hold no more either.
+const FRAMES: [usize; 3] = [256, 4, 64];
+/// Most frames of the smallest kind that wait in any case: what fits into the kernel's and yamux' buffers.
+pub(super) const LANE_BOUNDS: [usize; 3] = {
+    let small = SOCKET_BYTES / MESSAGE_OVERHEAD + 1;
+    [small, small, small]
+};
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    from: u32,
+    to: u32,
+    connection: u32,
+    seq: u64,
+    bytes: u16,
+    attempt: u8,
+}
+
+/// What the transport asks to be told later.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum NetEvent {
+    Arrives(Segment),
+    Delivered(Segment),
+    Lost(Segment),
+    Uplink(u32),
+    Window { from: u32, to: u32, connection: u32 },
+}
+
+impl NetEvent {
+    /// Where it happens, for the run's hash.
+    pub(super) fn place(&self) -> u64 {
+        let place = |from: u32, to: u32, n: u64| u64::from(from) << 44 ^ u64::from(to) << 24 ^ n;
+        match self {
+            Self::Arrives(segment) | Self::Delivered(segment) | Self::Lost(segment) => {
+                place(segment.from, segment.to, segment.seq)
+            }
+            Self::Uplink(node) => place(*node, 0, 0),
+            Self::Window {
+                from,
+                to,
+                connection,
+            } => place(*from, *to, u64::from(*connection)),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Waiting<M> {
+    left: usize,
+    message: M,
+}
+
+/// One direction of one connection.
+#[derive(Debug)]
+struct Stream<M> {
+    connection: u32,
+    lanes: [VecDeque<Waiting<M>>; 3],
+    lane_bytes: usize,
+    lost: VecDeque<Segment>,
+    bulk_is_next: bool,
+    next_seq: u64,
+    in_flight: u32,
+    window: f64,
+    threshold: f64,
+    shrunk_at: Nanos,
+    acks: VecDeque<Nanos>,
+    is_blocked: bool,
+    is_active: bool,
+    /// The receiver's side.
+    expected: u64,
+    early: BTreeSet<u64>,
+    on_the_way: VecDeque<(u64, M)>,
+}
+
+/// A message that came out.
+#[derive(Debug)]
+pub(super) struct Delivery<M> {
+    pub(super) from: NodeIndex,
+    pub(super) to: NodeIndex,
+    pub(super) message: M,
+}
+
+#[derive(Debug, Default)]
+struct Uplink {
+    active: VecDeque<u32>,
+    is_asked: bool,
+}
+
+/// All connections of a run.
+#[derive(Debug)]
+pub(super) struct Transport<M> {
+    pub(super) fabric: Fabric,
+    streams: Vec<Option<Box<Stream<M>>>>,
+    uplinks: Vec<Uplink>,
+    connections: u32,
+    asked: Vec<(Nanos, NetEvent)>,
+    delivered: Vec<Delivery<M>>,
+}
+
+impl<M> Transport<M> {
+    pub(super) fn new(fabric: Fabric) -> Self {
+        let n = fabric.len();
+        Self {
+            fabric,
+            streams: (0..n * n).map(|_| None).collect(),
+            uplinks: (0..n).map(|_| Uplink::default()).collect(),
+            connections: 0,
+            asked: Vec::new(),
+            delivered: Vec::new(),
+        }
+    }
+
+    fn at(&self, from: NodeIndex, to: NodeIndex) -> usize {
+        from * self.uplinks.len() + to
+    }
+
+    pub(super) fn is_connected(&self, a: NodeIndex, b: NodeIndex) -> bool {
+        self.streams[self.at(a, b)].is_some()
+    }
+
+    /// Both directions of a new connection.
+    pub(super) fn connect(&mut self, a: NodeIndex, b: NodeIndex) {
+        self.connections += 1;
+        for (from, to) in [(a, b), (b, a)] {
+            let at = self.at(from, to);
+            self.streams[at] = Some(Box::new(Stream {
+                connection: self.connections,
+                lanes: [const { VecDeque::new() }; 3],
+                lane_bytes: 0,
+                lost: VecDeque::new(),
+                bulk_is_next: false,
+                next_seq: 0,
+                in_flight: 0,
+                window: FIRST_WINDOW,
+                threshold: LARGEST_WINDOW,
+                shrunk_at: 0,
+                acks: VecDeque::new(),
+                is_blocked: false,
+                is_active: false,
+                expected: 0,
+                early: BTreeSet::new(),
+                on_the_way: VecDeque::new(),
+            }));
+        }
+    }
+
+    /// Drops a connection with whatever is on the way. Nothing where there is none.
+    pub(super) fn disconnect(&mut self, a: NodeIndex, b: NodeIndex) {
+        for (from, to) in [(a, b), (b, a)] {
+            let at = self.at(from, to);
+            self.streams[at] = None;
+            self.uplinks[from]
+                .active
+                .retain(|peer| *peer as usize != to);
+        }
+    }
+
+    /// A one-way trip of a small frame on idle links.
+    pub(super) fn delay(&self, from: NodeIndex, to: NodeIndex) -> Nanos {
+        let pair = self.fabric.pair(from, to);
+        let delay = self.fabric.lines(from).0.delay + pair.delay + self.fabric.lines(to).1.delay;
+        delay.as_nanos() as Nanos
+    }
+
+    /// Hands a message to a lane.
+    ///
+    /// # Errors
+    /// The message, where there is no connection or the lane is full.
+    pub(super) fn send(
+        &mut self,
+        now: Nanos,
+        (from, to): (NodeIndex, NodeIndex),
+        lane: Lane,
+        bytes: usize,
+        message: M,
+    ) -> Result<(), M> {
+        let at = self.at(from, to);
+        let Some(stream) = &mut self.streams[at] else {
+            return Err(message);
+        };
+        let queue = &mut stream.lanes[lane as usize];
+        if queue.len() >= FRAMES[lane as usize] && stream.lane_bytes >= SOCKET_BYTES {
+            return Err(message);
+        }
+        let bytes = bytes + MESSAGE_OVERHEAD;
+        queue.push_back(Waiting {
+            left: bytes,
+            message,
+        });
+        stream.lane_bytes += bytes;
+        self.activate(from, to);
+        self.pump(now, from);
+        Ok(())
+    }
+
+    /// Frames that wait in all lanes of a node, and the bound on them: for the checks of a run.
+    pub(super) fn waiting(&self, from: NodeIndex, to: NodeIndex) -> [usize; 3] {
+        let stream = &self.streams[self.at(from, to)];
+        stream.as_ref().map_or([0; 3], |stream| {
+            [0, 1, 2].map(|lane| stream.lanes[lane].len())
+        })
+    }
+
+    /// Goes on with what was asked for.
+    pub(super) fn handle(&mut self, now: Nanos, event: NetEvent) {
+        match event {
+            NetEvent::Arrives(segment) => {
+                let frame = usize::from(segment.bytes) + HEADERS;
+                let (from, to) = (segment.from as usize, segment.to as usize);
+                match self.fabric.arrive(now, from, to, frame) {
+                    Hop::At(at) if at == now => self.on_delivered(now, segment),
+                    Hop::At(at) => self.asked.push((at, NetEvent::Delivered(segment))),
+                    Hop::Dropped(_) => self.on_dropped(now, segment),
+                }
+            }
+            NetEvent::Delivered(segment) => self.on_delivered(now, segment),
+            NetEvent::Lost(segment) => {
+                let (from, to) = (segment.from as usize, segment.to as usize);
+                let trip = self.delay(from, to) + self.delay(to, from);
+                let Some(stream) = self.stream(segment) else {
+                    return;
+                };
+                stream.in_flight = stream.in_flight.saturating_sub(1);
+                // One loss per round trip counts (RFC 5681): the others are of the same burst.
+                if now >= stream.shrunk_at + trip {
+                    stream.window = (stream.window * AFTER_LOSS).max(2.0);
+                    stream.threshold = stream.window;
+                    stream.shrunk_at = now;
+                }
+                stream.lost.push_back(Segment {
+                    attempt: segment.attempt.saturating_add(1),
+                    ..segment
+                });
+                self.activate(from, to);
+                self.pump(now, from);
+            }
+            NetEvent::Uplink(node) => {
+                self.uplinks[node as usize].is_asked = false;
+                self.pump(now, node as usize);
+            }
+            NetEvent::Window {
+                from,
+                to,
+                connection,
+            } => {
+                let at = self.at(from as usize, to as usize);
+                let is_current = |stream: &&mut Box<Stream<M>>| stream.connection == connection;
+                if let Some(stream) = self.streams[at].as_mut().filter(is_current) {
+                    stream.is_blocked = false;
+                    self.activate(from as usize, to as usize);
+                    self.pump(now, from as usize);
+                }
+            }
+        }
+    }
+
+    /// What is to be told later, since the last call.
+    pub(super) fn asked(&mut self) -> std::vec::Drain<'_, (Nanos, NetEvent)> {
+        self.asked.drain(..)
+    }
+
+    /// What came out since the last call.
+    pub(super) fn delivered(&mut self) -> Vec<Delivery<M>> {
+        std::mem::take(&mut self.delivered)
+    }
+
+    fn stream(&mut self, segment: Segment) -> Option<&mut Stream<M>> {
+        let at = self.at(segment.from as usize, segment.to as usize);
+        let stream = self.streams[at].as_deref_mut()?;
+        (stream.connection == segment.connection).then_some(stream)
+    }
+
+    fn activate(&mut self, from: NodeIndex, to: NodeIndex) {
+        let at = self.at(from, to);
+        if let Some(stream) = &mut self.streams[at]
+            && !std::mem::replace(&mut stream.is_active, true)
+        {
+            self.uplinks[from].active.push_back(to as u32);
+        }
+    }
+
+    /// Sends what windows and the uplink allow, in turn over the connections.
+    fn pump(&mut self, now: Nanos, from: NodeIndex) {
+        loop {
+            if self.uplinks[from].active.is_empty() {
+                return;
+            }
+            let line = self.fabric.lines(from).0;
+            if let Some(rate) = line.rate {
+                let waiting = self.fabric.waiting_up(now, from);
+                if waiting > UPLINK_BYTES {
+                    if !std::mem::replace(&mut self.uplinks[from].is_asked, true) {
+                        let drains =
+                            (waiting - UPLINK_BYTES) as u128 * 8_000_000_000 / u128::from(rate);
+                        let at = now + (drains as Nanos).max(1000);
+                        self.asked.push((at, NetEvent::Uplink(from as u32)));
+                    }
+                    return;
+                }
+            }
+            let Some(to) = self.uplinks[from].active.pop_front() else {
+                return;
+            };
+            let at = self.at(from, to as usize);
+            let Some(stream) = self.streams[at].as_deref_mut() else {
+                continue;
+            };
+            stream.take_acks(now);
+            if f64::from(stream.in_flight) >= stream.window {
+                stream.is_active = false;
+                stream.is_blocked = true;
+                if let Some(first) = stream.acks.front() {
+                    let (from, connection) = (from as u32, stream.connection);
+                    let event = NetEvent::Window {
+                        from,
+                        to,
+                        connection,
+                    };
+                    self.asked.push((*first, event));
+                }
+                continue;
+            }
+            let Some(segment) = stream.next(from as u32, to) else {
+                stream.is_active = false;
+                continue;
+            };
+            stream.in_flight += 1;
+            self.uplinks[from].active.push_back(to);
+            let frame = usize::from(segment.bytes) + HEADERS;
+            match self.fabric.send(now, from, to as usize, frame) {
+                Hop::At(at) => self.asked.push((at, NetEvent::Arrives(segment))),
+                Hop::Dropped(_) => self.on_dropped(now, segment),
+            }
+        }
+    }
+
+    fn on_dropped(&mut self, now: Nanos, segment: Segment) {
+        let (from, to) = (segment.from as usize, segment.to as usize);
+        let trip = self.delay(from, to) + self.delay(to, from);
+        let notice = if segment.attempt == 0 {
+            2 * trip + 10 * MS
+        } else {
+            let pause = (200 * MS) << segment.attempt.min(7);
+            (trip + pause).min(LONGEST_PAUSE)
+        };
+        self.asked.push((now + notice, NetEvent::Lost(segment)));
+    }
+
+    fn on_delivered(&mut self, now: Nanos, segment: Segment) {
+        let (from, to) = (segment.from as usize, segment.to as usize);
+        self.fabric
+            .delivered(from, to, usize::from(segment.bytes) + HEADERS);
+        let acked = now + self.delay(to, from);
+        let Some(stream) = self.stream(segment) else {
+            return;
+        };
+        if stream.is_blocked && stream.acks.is_empty() {
+            let (from, to, connection) = (segment.from, segment.to, segment.connection);
+            let event = NetEvent::Window {
+                from,
+                to,
+                connection,
+            };
+            stream.acks.push_back(acked);
+            self.asked.push((acked, event));
+        } else {
+            stream.acks.push_back(acked);
+        }
+        let Some(stream) = self.stream(segment) else {
+            return;
+        };
+        if segment.seq != stream.expected {
+            stream.early.insert(segment.seq);
+            return;
+        }
+        stream.expected += 1;
+        while stream.early.remove(&stream.expected) {
+            stream.expected += 1;
+        }
+        let mut out = Vec::new();
+        while let Some((last, _)) = stream.on_the_way.front()
+            && *last < stream.expected
+        {
+            out.extend(stream.on_the_way.pop_front());
+        }
+        self.delivered.extend(
+            out.into_iter()
+                .map(|(_, message)| Delivery { from, to, message }),
+        );
+    }
+}
+
+impl<M> Stream<M> {
+    fn take_acks(&mut self, now: Nanos) {
+        while self.acks.front().is_some_and(|at| *at <= now) {
+            self.acks.pop_front();
+            self.in_flight = self.in_flight.saturating_sub(1);
+            let grown = if self.window < self.threshold {
+                self.window + 1.0
+            } else {
+                self.window + 1.0 / self.window
+            };
+            self.window = grown.min(LARGEST_WINDOW);
+        }
+    }
+
+    /// The next segment to send: what was lost, then control, then updates and bulk in turn.
+    fn next(&mut self, from: u32, to: u32) -> Option<Segment> {
+        if let Some(lost) = self.lost.pop_front() {
+            return Some(lost);
+        }
+        let [control, update, bulk] = [0, 1, 2].map(|lane| !self.lanes[lane].is_empty());
+        // A message that is cut into segments is not interrupted by its own lane; between lanes segments mix.
+        let lane = if control {
+            Lane::Control
+        } else if update && !(bulk && self.bulk_is_next) {
+            Lane::Update
+        } else if bulk {
+            Lane::Bulk
+        } else {
+            return None;
+        };
+        if lane != Lane::Control {
+            self.bulk_is_next = lane == Lane::Update;
+        }
+        let queue = &mut self.lanes[lane as usize];
+        let front = queue.front_mut()?;
+        let bytes = front.left.min(SEGMENT);
+        front.left -= bytes;
+        self.lane_bytes -= bytes;
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        if front.left == 0
+            && let Some(done) = queue.pop_front()
+        {
+            self.on_the_way.push_back((seq, done.message));
+        }
+        Some(Segment {
+            from,
+            to,
+            connection: self.connection,
+            seq,
+            bytes: bytes as u16,
+            attempt: 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::queue::Queue;
+    use super::*;
+    use crate::link::Profile;
+
+    /// Runs until nothing is left to do; what came out and when.
+    fn run(transport: &mut Transport<u32>, until: Nanos) -> Vec<(Nanos, u32)> {
+        let mut queue = Queue::new();
+        let mut out = Vec::new();
+        let mut now = 0;
+        loop {
+            for (at, event) in transport.asked() {
+                queue.push(at, event);
+            }
+            out.extend(
+                transport
+                    .delivered()
+                    .into_iter()
+                    .map(|delivery| (now, delivery.message)),
+            );
+            let Some((at, event)) = queue.pop() else {
+                return out;
+            };
+            assert!(at <= until, "still busy at {at}");
+            now = at;
+            transport.handle(now, event);
+        }
+    }
+
+    fn connected(up: Profile, down: Profile) -> Transport<u32> {
+        let mut fabric = Fabric::new(2, 3);
+        fabric.set_up(0, up);
+        fabric.set_down(1, down);
+        let mut transport = Transport::new(fabric);
+        transport.connect(0, 1);
+        transport
+    }
+
+    #[test]
+    fn a_large_message_takes_its_bytes_over_the_rate() {
+        let up = Profile {
+            delay: Duration::from_millis(10),
+            ..Profile::rate(20_000_000)
+        };
+        let mut transport = connected(up, Profile::default());
+        assert_eq!(transport.send(0, (0, 1), Lane::Bulk, 1_000_000, 1), Ok(()));
+        let out = run(&mut transport, 10_000 * MS);
+        let bound = 1_000_042.0 * 8.0 / 20e6 * (1448.0 + 66.0) / 1448.0 + 0.010;
+        let took = out[0].0 as f64 / 1e9;
+        assert!(
+            (bound..bound * 1.15).contains(&took),
+            "{took} s, bound {bound} s"
+        );
+    }
+
+    #[test]
+    fn a_slow_downlink_limits_too_though_its_queue_overflows() {
+        let down = Profile {
+            delay: Duration::from_millis(5),
+            ..Profile::rate(8_000_000)
+        };
+        let mut transport = connected(Profile::rate(1_000_000_000), down);
+        assert_eq!(transport.send(0, (0, 1), Lane::Bulk, 2_000_000, 1), Ok(()));
+        let out = run(&mut transport, 60_000 * MS);
+        let bound = 2_000_042.0 * 8.0 / 8e6 * (1448.0 + 66.0) / 1448.0;
+        let took = out[0].0 as f64 / 1e9;
+        assert!(
+            (bound..bound * 1.5).contains(&took),
+            "{took} s, bound {bound} s"
+        );
+        assert!(transport.fabric.counters()[&(0, 1)].dropped_queue > 0);
+    }
+
+    #[test]
+    fn everything_comes_once_and_in_order_whatever_is_lost() {
+        let up = Profile {
+            loss: 0.2,
+            jitter: Duration::from_millis(1),
+            delay: Duration::from_millis(3),
+            ..Profile::rate(50_000_000)
+        };
+        let mut transport = connected(up, Profile::default());
+        for n in 0..200 {
+            assert_eq!(transport.send(0, (0, 1), Lane::Control, 900, n), Ok(()));
+        }
+        let out = run(&mut transport, 600_000 * MS);
+        let order: Vec<u32> = out.iter().map(|(_, message)| *message).collect();
+        assert_eq!(order, (0..200).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_control_message_overtakes_a_bulk_copy() {
+        let mut transport = connected(Profile::rate(8_000_000), Profile::default());
+        assert_eq!(transport.send(0, (0, 1), Lane::Bulk, 1_000_000, 1), Ok(()));
+        assert_eq!(transport.send(0, (0, 1), Lane::Control, 100, 2), Ok(()));
+        let out = run(&mut transport, 10_000 * MS);
+        assert_eq!(
+            out.iter().map(|(_, message)| *message).collect::<Vec<_>>(),
+            [2, 1]
+        );
+        assert!(out[0].0 < 20 * MS, "{}", out[0].0);
+    }
+
+    #[test]
+    fn a_full_lane_refuses_and_a_lost_connection_drops_what_is_on_the_way() {
+        let mut transport = connected(Profile::rate(1_000_000), Profile::default());
+        let taken = (0..20)
+            .filter(|n| transport.send(0, (0, 1), Lane::Update, 100_000, *n).is_ok())
+            .count();
+        assert!((4..8).contains(&taken), "{taken}");
+        transport.disconnect(0, 1);
+        assert!(!transport.is_connected(0, 1));
+        assert_eq!(transport.send(0, (0, 1), Lane::Control, 1, 9), Err(9));
+        transport.connect(0, 1);
+        assert_eq!(transport.send(0, (0, 1), Lane::Control, 10, 77), Ok(()));
+        let out = run(&mut transport, 10_000 * MS);
+        assert_eq!(
+            out.iter().map(|(_, message)| *message).collect::<Vec<_>>(),
+            [77]
+        );
+    }
+
+    #[test]
+    fn a_cut_delays_what_was_sent_until_after_it() {
+        let mut transport = connected(Profile::rate(8_000_000), Profile::default());
+        transport.fabric.set_cut(0, 1, true);
+        assert_eq!(transport.send(0, (0, 1), Lane::Control, 100, 5), Ok(()));
+        let mut queue = Queue::new();
+        let mut arrived = None;
+        for _ in 0..100 {
+            for (at, event) in transport.asked() {
+                queue.push(at, event);
+            }
+            let Some((at, event)) = queue.pop() else {
+                break;
+            };
+            if at > 3000 * MS {
+                transport.fabric.heal();
+            }
+            transport.handle(at, event);
+            if !transport.delivered().is_empty() {
+                arrived = Some(at);
+            }
+        }
+        assert!(arrived.is_some_and(|at| at > 3000 * MS), "{arrived:?}");
+    }
+}

@@ -1,0 +1,611 @@
+//! One simulated run: the queue of events, the peers, the network between them, and the record of it all.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use skein_gossip::ids::{Digest, JobId, PeerId};
+use skein_model::data::{self, Splits};
+use skein_node::job::JobFile;
+
+use super::SimError;
+use super::checks::Checks;
+use super::learner::Learner;
+use super::peer::{Disk, Effect, Job, Message, Peer, Work};
+use super::queue::Queue;
+use super::transport::{Delivery, LANE_BOUNDS, NetEvent, Transport};
+use crate::link::{Fabric, Nanos, NodeIndex, sub_seed};
+use crate::record::{Mark, Metric, NodeRecord, PairTraffic, Progress, Record, Traffic, Usage};
+use crate::scenario::{Problem, Program, Scenario};
+
+pub(super) const SECOND: Nanos = 1_000_000_000;
+/// Peers hear of each other by mDNS within this time of a start: in 60 real starts 0.2 to 2 s, median 1 s.
+const DISCOVERY: (Nanos, Nanos) = (200_000_000, 1_800_000_000);
+/// Round trips of TCP, the mesh key, Noise and Yamux before a connection carries messages.
+const HANDSHAKE: u64 = 4;
+/// Samples of traffic and usage that a record keeps.
+const MOST_SAMPLES: u64 = 600;
+/// Runs of more nodes keep no traffic but that of the end.
+const MANY: usize = 64;
+
+/// An event of a run.
+#[derive(Debug)]
+pub(super) enum Event {
+    Net(NetEvent),
+    /// A peer's own work, of this life.
+    Work(NodeIndex, u32, Work),
+    /// Two nodes, in these lives, have a connection.
+    Connected([(NodeIndex, u32); 2]),
+    /// A node learns that its connection to another is gone.
+    Lost((NodeIndex, u32), PeerId),
+    Start(NodeIndex),
+    /// A peer that left ends, in this life.
+    Gone(NodeIndex, u32),
+    /// One of the scenario's events.
+    Fault(usize),
+    /// The next point of a line's trace.
+    Trace(usize, usize),
+    Sample,
+}
+
+/// A device.
+#[derive(Debug, Default)]
+pub(super) struct Device {
+    pub(super) peer: Option<Peer>,
+    /// Which start this is: events of earlier ones are void.
+    pub(super) life: u32,
+    pub(super) is_stopped: bool,
+    /// What happens to it once it is continued.
+    pub(super) held: Vec<Event>,
+    /// What arrived meanwhile: the kernel takes it.
+    pub(super) inbox: Vec<(NodeIndex, Message)>,
+    pub(super) disk: Option<Disk>,
+    pub(super) share: Option<f64>,
+    lives: Vec<[f64; 2]>,
+    metrics: Vec<Metric>,
+    used: u64,
+}
+
+/// A run.
+#[derive(Debug)]
+pub(super) struct World<'a> {
+    pub(super) scenario: &'a Scenario,
+    job: Arc<Job>,
+    data: Option<Arc<Splits>>,
+    ids: Vec<PeerId>,
+    ranks: BTreeMap<PeerId, NodeIndex>,
+    pub(super) now: Nanos,
+    pub(super) queue: Queue<Event>,
+    pub(super) transport: Transport<Message>,
+    pub(super) devices: Vec<Device>,
+    pub(super) rng: ChaCha8Rng,
+    checks: Checks,
+    hash: blake3::Hasher,
+    starts: u64,
+    pub(super) marks: Vec<Mark>,
+    traffic: Vec<Traffic>,
+    usage: Vec<Vec<Usage>>,
+    pub(super) last_fault: Nanos,
+    pub(super) pending: Vec<usize>,
+    is_over: bool,
+}
+
+impl<'a> World<'a> {
+    pub(super) fn new(scenario: &'a Scenario) -> Result<Self, SimError> {
+        for node in &scenario.nodes {
+            if matches!(node.program, Program::Command(_)) {
+                let node = node.name.clone();
+                return Err(SimError::Program { node });
+            }
+        }
+        let text = scenario.job.as_ref().ok_or(SimError::NoJob)?;
+        let fault = |reason: String| SimError::Job { reason };
+        let mut file = JobFile::parse(text).map_err(|error| fault(error.to_string()))?;
+        let table: toml::Table = text
+            .parse()
+            .map_err(|error: toml::de::Error| fault(error.to_string()))?;
+        if !table.contains_key("seed") {
+            file.seed = scenario.seed;
+        }
+        let data = match scenario.sim.problem {
+            Problem::Job => {
+                let loaded = data::load(&file.data, &BTreeMap::new());
+                Some(Arc::new(loaded.map_err(|error| fault(error.to_string()))?))
+            }
+            Problem::Toy { .. } => None,
+        };
+        // One thread: sums of floats must have one order, and the record must not depend on the machine's cores.
+        skein_model::runtime::set_threads(1);
+        let ids: Vec<PeerId> = (0..scenario.nodes.len())
+            .map(|rank| peer_id(scenario.seed, rank))
+            .collect();
+        let ranks = ids.iter().copied().zip(0..).collect();
+        let mut fabric = Fabric::new(ids.len(), sub_seed(scenario.seed, 0, 10));
+        for (rank, node) in scenario.nodes.iter().enumerate() {
+            fabric.set_up(rank, node.up.profile);
+            fabric.set_down(rank, node.down.profile);
+        }
+        for pair in &scenario.pairs {
+            fabric.set_pair(pair.from, pair.to, pair.line.profile);
+        }
+        let devices = scenario.nodes.iter().map(|node| Device {
+            share: node.cpu,
+            ..Device::default()
+        });
+        Ok(Self {
+            job: Arc::new(Job {
+                id: JobId(*blake3::hash(text.as_bytes()).as_bytes()),
+                file,
+                costs: scenario.sim.clone(),
+            }),
+            data,
+            ranks,
+            now: 0,
+            queue: Queue::new(),
+            transport: Transport::new(fabric),
+            devices: devices.collect(),
+            rng: ChaCha8Rng::seed_from_u64(sub_seed(scenario.seed, 0, 11)),
+            checks: Checks::default(),
+            hash: blake3::Hasher::new(),
+            starts: 0,
+            marks: Vec::new(),
+            traffic: Vec::new(),
+            usage: vec![Vec::new(); ids.len()],
+            last_fault: 0,
+            pending: Vec::new(),
+            is_over: false,
+            ids,
+            scenario,
+        })
+    }
+
+    pub(super) fn run(mut self, progress: Progress<'_>) -> Result<Record, SimError> {
+        let began = Instant::now();
+        let mut told = Instant::now();
+        let end = self.scenario.end.after.as_nanos() as Nanos;
+        self.plan();
+        while let Some((at, event)) = self.queue.pop() {
+            if at > end || self.is_over {
+                break;
+            }
+            self.now = at;
+            self.take_in(&event);
+            let outcome = self.happen(event);
+            outcome.map_err(|what| self.broken(what))?;
+            if told.elapsed().as_millis() > 500 {
+                told = Instant::now();
+                progress(self.seconds(), &self.standing());
+            }
+        }
+        if !self.is_over {
+            self.now = end;
+        }
+        if self.now > self.last_fault + self.settled_after() {
+            let standing = self.devices.iter().filter(|device| !device.is_stopped);
+            let agreed = Checks::agreed(standing.filter_map(|device| device.peer.as_ref()));
+            agreed.map_err(|what| self.broken(what))?;
+        }
+        let speed = self.seconds() / began.elapsed().as_secs_f64().max(1e-9);
+        Ok(self.record(speed))
+    }
+
+    /// When everybody must have found each other again: longest silence, longest pause of a connection, and a few beats.
+    fn settled_after(&self) -> Nanos {
+        40 * SECOND * (1 + self.devices.len() as u64 / 64)
+    }
+
+    fn plan(&mut self) {
+        for (rank, node) in self.scenario.nodes.iter().enumerate() {
+            if let Some(start) = node.start {
+                self.queue
+                    .push(start.as_nanos() as Nanos, Event::Start(rank));
+            }
+        }
+        self.plan_faults();
+        self.queue.push(0, Event::Sample);
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), String> {
+        let touched = match event {
+            Event::Net(event) => {
+                self.transport.handle(self.now, event);
+                None
+            }
+            Event::Work(rank, life, work) => {
+                let device = &mut self.devices[rank];
+                if device.life != life {
+                    return Ok(());
+                }
+                if device.is_stopped {
+                    device.held.push(Event::Work(rank, life, work));
+                    return Ok(());
+                }
+                if let Some(peer) = &mut device.peer {
+                    peer.done(self.now, work);
+                }
+                Some(rank)
+            }
+            Event::Connected(ends) => {
+                self.on_connected(ends)?;
+                None
+            }
+            Event::Lost((rank, life), peer) => {
+                let device = &mut self.devices[rank];
+                if device.life != life {
+                    return Ok(());
+                }
+                if device.is_stopped {
+                    device.held.push(Event::Lost((rank, life), peer));
+                    return Ok(());
+                }
+                let is_back = self.transport.is_connected(rank, self.ranks[&peer]);
+                if let Some(of) = device.peer.as_mut().filter(|_| !is_back) {
+                    of.disconnected(self.now, peer);
+                }
+                Some(rank)
+            }
+            Event::Start(rank) => {
+                self.start(rank)?;
+                Some(rank)
+            }
+            Event::Gone(rank, life) => {
+                if self.devices[rank].life == life {
+                    self.gone(rank);
+                }
+                None
+            }
+            Event::Fault(number) => {
+                self.fault(number)?;
+                None
+            }
+            Event::Trace(line, point) => {
+                self.follow_trace(line, point);
+                None
+            }
+            Event::Sample => {
+                self.sample();
+                None
+            }
+        };
+        if let Some(rank) = touched {
+            self.after(rank)?;
+        }
+        self.settle_network()
+    }
+
+    /// Hands over what came out of the network until nothing more comes out now.
+    fn settle_network(&mut self) -> Result<(), String> {
+        loop {
+            for (at, event) in self.transport.asked() {
+                self.queue.push(at, Event::Net(event));
+            }
+            let delivered = self.transport.delivered();
+            if delivered.is_empty() {
+                return Ok(());
+            }
+            for delivery in delivered {
+                self.hand_over(delivery)?;
+            }
+        }
+    }
+
+    pub(super) fn hand_over(&mut self, delivery: Delivery<Message>) -> Result<(), String> {
+        let Delivery { from, to, message } = delivery;
+        let sender = self.ids[from];
+        let device = &mut self.devices[to];
+        if device.is_stopped {
+            device.inbox.push((from, message));
+            return Ok(());
+        }
+        let Some(peer) = &mut device.peer else {
+            return Ok(());
+        };
+        let incoming = match &message {
+            Message::Update { packet, .. } => Some(Checks::incoming(peer, sender, packet)),
+            _ => None,
+        };
+        peer.received(self.now, sender, message);
+        if let Some(before) = incoming {
+            Checks::handed_over(peer, &before)?;
+        }
+        self.after(to)
+    }
+
+    /// Everything that follows from an event at one device.
+    pub(super) fn after(&mut self, rank: NodeIndex) -> Result<(), String> {
+        let n = self.devices.len();
+        let device = &mut self.devices[rank];
+        let Some(peer) = &mut device.peer else {
+            return Ok(());
+        };
+        let life = device.life;
+        for effect in peer.effects() {
+            match effect {
+                Effect::Later { after, work } => {
+                    let at = self.now.saturating_add(after);
+                    self.queue.push(at, Event::Work(rank, life, work));
+                }
+                Effect::Send {
+                    to,
+                    lane,
+                    bytes,
+                    message,
+                } => {
+                    let Some(to) = self.ranks.get(&to).copied() else {
+                        continue;
+                    };
+                    let sent = self
+                        .transport
+                        .send(self.now, (rank, to), lane, bytes, message);
+                    if let Err(Message::Update { seq, packet }) = sent {
+                        peer.returned(self.ids[to], seq, &packet);
+                    }
+                    Checks::lanes(self.transport.waiting(rank, to), LANE_BOUNDS)?;
+                }
+            }
+        }
+        self.checks.after(peer, n)?;
+        let wrote = std::mem::take(&mut peer.metrics);
+        if !wrote.is_empty() {
+            self.wrote(rank, wrote);
+        }
+        Ok(())
+    }
+
+    fn wrote(&mut self, rank: NodeIndex, metrics: Vec<Metric>) {
+        for metric in &metrics {
+            self.on_metric(rank, metric);
+        }
+        let closed = metrics.iter().any(|metric| metric.event == "closed");
+        self.devices[rank].metrics.extend(metrics);
+        if closed && self.scenario.end.job {
+            let mut peers = self
+                .devices
+                .iter()
+                .filter_map(|device| device.peer.as_ref());
+            self.is_over |= peers.all(|peer| peer.closed.is_some());
+        }
+    }
+
+    pub(super) fn end_now(&mut self) {
+        self.is_over = true;
+    }
+
+    pub(super) fn start(&mut self, rank: NodeIndex) -> Result<(), String> {
+        if self.devices[rank].peer.is_some() {
+            return Ok(());
+        }
+        let node = &self.scenario.nodes[rank];
+        self.starts += 1;
+        let id = self.ids[rank];
+        let learner = match (&self.scenario.sim.problem, &self.data) {
+            (Problem::Toy { dimensions }, _) => {
+                let seed = sub_seed(self.scenario.seed, self.starts, 12);
+                Learner::toy(*dimensions, &self.job.file, seed)
+            }
+            (Problem::Job, Some(data)) => Learner::of_job(&self.job.file, data)?,
+            (Problem::Job, None) => return Err("the job has no data".into()),
+        };
+        let device = &mut self.devices[rank];
+        device.life += 1;
+        device.is_stopped = false;
+        device.lives.push([self.now as f64 / 1e9, f64::NAN]);
+        let who = (id, self.starts);
+        let cores = (device.share, node.threads);
+        let disk = device.disk.clone();
+        device.peer = Some(Peer::new(
+            self.now,
+            self.job.clone(),
+            who,
+            learner,
+            cores,
+            disk,
+        )?);
+        for other in 0..self.devices.len() {
+            if other != rank && self.devices[other].peer.is_some() {
+                let found = self.between(DISCOVERY);
+                self.meet(rank, other, found);
+            }
+        }
+        Ok(())
+    }
+
+    /// Two devices connect this much later, if they reach each other.
+    pub(super) fn meet(&mut self, a: NodeIndex, b: NodeIndex, after: Nanos) {
+        let trip = self.transport.delay(a, b) + self.transport.delay(b, a);
+        let at = self.now + after + HANDSHAKE * trip;
+        let ends = [a, b].map(|rank| (rank, self.devices[rank].life));
+        self.queue.push(at, Event::Connected(ends));
+    }
+
+    fn on_connected(&mut self, ends: [(NodeIndex, u32); 2]) -> Result<(), String> {
+        let [(a, _), (b, _)] = ends;
+        let is_current = |(rank, life): (NodeIndex, u32)| {
+            self.devices[rank].life == life && self.devices[rank].peer.is_some()
+        };
+        if !ends.into_iter().all(is_current) || self.transport.is_connected(a, b) {
+            return Ok(());
+        }
+        let reaches = self.transport.fabric.reaches(a, b) && self.transport.fabric.reaches(b, a);
+        if !reaches || ends.iter().any(|(rank, _)| self.devices[*rank].is_stopped) {
+            // Dialled again after a while.
+            let pause = self.between((SECOND, 3 * SECOND));
+            self.meet(a, b, pause);
+            return Ok(());
+        }
+        self.transport.connect(a, b);
+        for (rank, other) in [(a, b), (b, a)] {
+            let id = self.ids[other];
+            if let Some(peer) = &mut self.devices[rank].peer {
+                peer.connected(self.now, id);
+            }
+            self.after(rank)?;
+        }
+        Ok(())
+    }
+
+    /// The peer's process is gone; the others learn it from their connections.
+    pub(super) fn gone(&mut self, rank: NodeIndex) {
+        let seconds = self.seconds();
+        let device = &mut self.devices[rank];
+        let Some(mut peer) = device.peer.take() else {
+            return;
+        };
+        device.disk = peer.disk.take();
+        device.used += peer.used;
+        device.is_stopped = false;
+        device.held.clear();
+        device.inbox.clear();
+        if let Some(life) = device.lives.last_mut() {
+            life[1] = seconds;
+        }
+        let id = self.ids[rank];
+        for other in 0..self.devices.len() {
+            if other == rank || !self.transport.is_connected(rank, other) {
+                continue;
+            }
+            let notice = self.transport.delay(rank, other);
+            let reaches = self.transport.fabric.reaches(rank, other);
+            self.transport.disconnect(rank, other);
+            // Across a cut nobody says that a connection is gone; silence must do.
+            if reaches {
+                let end = (other, self.devices[other].life);
+                self.queue.push(self.now + notice, Event::Lost(end, id));
+            }
+        }
+    }
+
+    pub(super) fn between(&mut self, (low, high): (Nanos, Nanos)) -> Nanos {
+        low + self.rng.next_u64() % (high - low + 1)
+    }
+
+    pub(super) fn seconds(&self) -> f64 {
+        self.now as f64 / 1e9
+    }
+
+    /// Every event goes into the run's hash: when, what kind, and where.
+    fn take_in(&mut self, event: &Event) {
+        let (kind, place): (u8, u64) = match event {
+            Event::Net(event) => (1, event.place()),
+            Event::Work(rank, life, _) => (2, (*rank as u64) << 32 | u64::from(*life)),
+            Event::Connected([(a, _), (b, _)]) => (3, (*a as u64) << 32 | *b as u64),
+            Event::Lost((rank, _), _) => (4, *rank as u64),
+            Event::Start(rank) => (5, *rank as u64),
+            Event::Gone(rank, _) => (9, *rank as u64),
+            Event::Fault(number) => (6, *number as u64),
+            Event::Trace(line, point) => (7, (*line as u64) << 32 | *point as u64),
+            Event::Sample => (8, 0),
+        };
+        let mut bytes = [0; 17];
+        bytes[0] = kind;
+        bytes[1..9].copy_from_slice(&self.now.to_le_bytes());
+        bytes[9..].copy_from_slice(&place.to_le_bytes());
+        self.hash.update(&bytes);
+    }
+
+    fn broken(&self, what: String) -> SimError {
+        SimError::Broken {
+            what,
+            seconds: self.seconds(),
+            scenario: self.scenario.name.clone(),
+            file: format!("{}.toml", self.scenario.name),
+            seed: self.scenario.seed,
+        }
+    }
+
+    fn standing(&self) -> String {
+        let peers = || {
+            self.devices
+                .iter()
+                .filter_map(|device| device.peer.as_ref())
+        };
+        let steps = peers().map(Peer::step).max().unwrap_or(0);
+        format!("{} peers, step {steps}", peers().count())
+    }
+
+    fn sample(&mut self) {
+        let end = self.scenario.end.after.as_nanos() as Nanos;
+        let every = (end / MOST_SAMPLES).max(SECOND);
+        if self.devices.len() <= MANY {
+            self.sample_now();
+        }
+        self.queue.push(self.now + every, Event::Sample);
+    }
+
+    fn sample_now(&mut self) {
+        let t = self.seconds();
+        let counters = self.transport.fabric.counters();
+        let pairs = counters.iter().map(|((from, to), counters)| PairTraffic {
+            from: *from,
+            to: *to,
+            bytes: counters.bytes,
+            delivered: counters.delivered_bytes,
+            dropped: counters.dropped_queue + counters.dropped_line + counters.dropped_cut,
+        });
+        self.traffic.push(Traffic {
+            t,
+            pairs: pairs.collect(),
+        });
+        for (usage, device) in self.usage.iter_mut().zip(&self.devices) {
+            let peer = device.peer.as_ref();
+            usage.push(Usage {
+                t,
+                cpu_s: (device.used + peer.map_or(0, |peer| peer.used)) as f64 / 1e9,
+                rss_bytes: peer.map_or(0, Peer::arena_bytes),
+            });
+        }
+    }
+
+    fn record(mut self, speed: f64) -> Record {
+        self.sample_now();
+        let end = self.seconds();
+        for device in &self.devices {
+            if let Some(peer) = &device.peer {
+                self.hash.update(&peer.step().to_le_bytes());
+                self.hash.update(&peer.weights_hash());
+            }
+        }
+        let nodes = self.scenario.nodes.iter().zip(self.devices).zip(self.usage);
+        let nodes = nodes
+            .zip(&self.ids)
+            .map(|(((node, mut device), usage), id)| {
+                for life in &mut device.lives {
+                    if life[1].is_nan() {
+                        life[1] = end;
+                    }
+                }
+                NodeRecord {
+                    name: node.name.clone(),
+                    group: node.group.clone(),
+                    cpu: node.cpu,
+                    peer: Some(id.short()),
+                    metrics: device.metrics,
+                    usage,
+                    lives: device.lives,
+                }
+            });
+        Record {
+            scenario: self.scenario.name.clone(),
+            variant: self.scenario.variant.clone(),
+            engine: "sim".into(),
+            seed: self.scenario.seed,
+            duration_s: end,
+            machine: "virtual".into(),
+            nodes: nodes.collect(),
+            traffic: self.traffic,
+            marks: self.marks,
+            not_applied: Vec::new(),
+            switch_cpu_s: None,
+            trace_hash: Some(self.hash.finalize().to_hex().to_string()),
+            speed: Some(speed),
+        }
+    }
+}
+
+fn peer_id(seed: u64, rank: usize) -> PeerId {
+    let mut name = seed.to_le_bytes().to_vec();
+    name.extend((rank as u64).to_le_bytes());
+    PeerId(Digest::of(&name).0)
+}
