@@ -72,7 +72,12 @@ impl Agreement {
                 .view
                 .as_ref()
                 .is_some_and(|held| held.contains(member.peer));
-            if !known && member.peer != self.me {
+            // One that was met as this very process and is not connected is lost, not late.
+            let met = self
+                .heard
+                .get(&member.peer)
+                .is_some_and(|beat| beat.instance == member.instance);
+            if !known && !met && member.peer != self.me {
                 self.membership.expect(now, member.peer);
             }
         }
