@@ -6,8 +6,6 @@
 //! higher round, only when nobody alive holds the decided weights. A job therefore closes with weights that every
 //! member alive at that moment holds, and no two members close with different ones.
 
-use std::collections::BTreeMap;
-
 use crate::ids::{Digest, PeerId};
 use crate::message::{Candidate, Decision, EndingState};
 
@@ -24,27 +22,30 @@ pub enum Move {
     CloseEmpty,
 }
 
-/// The steward's rule. `members`: the ending state of every member alive, its own included; `None` for one that has not
-/// begun to end yet.
-pub fn steward_move(me: PeerId, members: &BTreeMap<PeerId, Option<EndingState>>) -> Move {
-    let mut states = BTreeMap::new();
+/// The steward's rule. `members`: every member alive, ascending and its own included, with its ending state; `None` for one
+/// that has not begun to end yet.
+pub fn steward_move<'a>(
+    me: PeerId,
+    members: impl Iterator<Item = (PeerId, Option<&'a EndingState>)>,
+) -> Move {
+    let mut states = Vec::new();
     for (peer, state) in members {
         match state {
             Some(state) if state.candidate.is_some() || state.abstains || state.closed => {
-                states.insert(*peer, state)
+                states.push((peer, state));
             }
             _ => return Move::Wait,
         };
     }
     let known = states
-        .values()
-        .filter_map(|state| state.decision)
+        .iter()
+        .filter_map(|(_, state)| state.decision)
         .reduce(newer);
     if let Some(decision) = known {
-        let holds = |state: &&EndingState| {
+        let holds = |state: &EndingState| {
             state.holds && state.decision.is_some_and(|d| same_weights(&d, &decision))
         };
-        if states.values().all(holds) {
+        if states.iter().all(|(_, state)| holds(state)) {
             return Move::Close;
         }
         let offers = |state: &EndingState| {
@@ -52,7 +53,9 @@ pub fn steward_move(me: PeerId, members: &BTreeMap<PeerId, Option<EndingState>>)
                 .candidate
                 .is_some_and(|c| c.digest == decision.candidate.digest)
         };
-        if states.values().any(|state| holds(state) || offers(state)) {
+        if states
+            .iter()
+            .any(|(_, state)| holds(state) || offers(state)) {
             return Move::Decide(decision);
         }
     }
@@ -140,6 +143,11 @@ mod tests {
         }
     }
 
+    fn moves(me: u8, members: &[(PeerId, Option<EndingState>)]) -> Move {
+        let states = members.iter();
+        steward_move(peer(me), states.map(|(peer, state)| (*peer, state.as_ref())))
+    }
+
     #[test]
     fn the_best_candidate_wins_and_ties_go_to_the_lowest_peer() {
         let members = [
@@ -147,7 +155,7 @@ mod tests {
             (peer(2), Some(offers(0.7, 2))),
             (peer(3), Some(offers(0.7, 3))),
         ];
-        let Move::Decide(decision) = steward_move(peer(1), &members.into()) else {
+        let Move::Decide(decision) = moves(1, &members) else {
             panic!("must decide")
         };
         assert_eq!((decision.round, decision.winner), (1, peer(2)));
@@ -159,7 +167,7 @@ mod tests {
             (peer(1), Some(offers(f32::NAN, 1))),
             (peer(2), Some(offers(0.1, 2))),
         ];
-        let Move::Decide(decision) = steward_move(peer(1), &members.into()) else {
+        let Move::Decide(decision) = moves(1, &members) else {
             panic!("must decide")
         };
         assert_eq!(decision.winner, peer(2));
@@ -167,19 +175,19 @@ mod tests {
 
     #[test]
     fn everybody_alive_must_have_spoken_and_must_hold_the_weights() {
-        let silent = BTreeMap::from([(peer(1), Some(offers(0.5, 1))), (peer(2), None)]);
-        assert_eq!(steward_move(peer(1), &silent), Move::Wait);
+        let silent = [(peer(1), Some(offers(0.5, 1))), (peer(2), None)];
+        assert_eq!(moves(1, &silent), Move::Wait);
         let d = decision(1, 1, 1, 1);
         let one_lacks = [
             (peer(1), Some(decided(offers(0.5, 1), d, true))),
             (peer(2), Some(decided(offers(0.4, 2), d, false))),
         ];
-        assert_eq!(steward_move(peer(1), &one_lacks.into()), Move::Decide(d));
+        assert_eq!(moves(1, &one_lacks), Move::Decide(d));
         let all = [
             (peer(1), Some(decided(offers(0.5, 1), d, true))),
             (peer(2), Some(decided(offers(0.4, 2), d, true))),
         ];
-        assert_eq!(steward_move(peer(1), &all.into()), Move::Close);
+        assert_eq!(moves(1, &all), Move::Close);
     }
 
     #[test]
@@ -189,7 +197,7 @@ mod tests {
             (peer(2), Some(offers(0.99, 2))),
             (peer(3), Some(decided(offers(0.1, 3), d, true))),
         ];
-        assert_eq!(steward_move(peer(2), &members.into()), Move::Decide(d));
+        assert_eq!(moves(2, &members), Move::Decide(d));
     }
 
     #[test]
@@ -199,7 +207,7 @@ mod tests {
             (peer(2), Some(offers(0.6, 2))),
             (peer(3), Some(decided(offers(0.1, 3), lost, false))),
         ];
-        let Move::Decide(next) = steward_move(peer(2), &members.into()) else {
+        let Move::Decide(next) = moves(2, &members) else {
             panic!("must decide")
         };
         assert_eq!((next.round, next.winner), (2, peer(2)));
@@ -212,7 +220,7 @@ mod tests {
         state.candidate = None;
         state.abstains = true;
         assert_eq!(
-            steward_move(peer(1), &[(peer(1), Some(state))].into()),
+            moves(1, &[(peer(1), Some(state))]),
             Move::CloseEmpty
         );
     }

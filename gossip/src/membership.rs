@@ -5,14 +5,20 @@
 //! peer has shown (after the accrual idea of Hayashibara et al. 2004): a loaded device with irregular beats gets more
 //! patience, up to a bound. When the own clock jumped (suspend, SIGSTOP), every peer gets a fresh start instead of a
 //! verdict: it was this peer that was away.
+//!
+//! Every call costs O(log n) in the number of peers, but [`Membership::alive`] and a jump of the clock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::ids::PeerId;
 use crate::time::Tick;
 
-/// How patient the detector is.
+/// How often a peer beats and how patient the detector is, in a group of up to [`FEW`] peers.
+///
+/// In a larger group all three times grow in proportion to the number of peers, see [`Config::stretched`]: a peer then sends
+/// and hears as many beats a second as among [`FEW`] (160 by default). Of 1,024 peers each beats every 6.4 s, and is down
+/// after 48 s of silence. A closed connection is down at once in any group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Time between two beats of a healthy peer. Default 400 ms: cheap beside any training traffic.
@@ -33,8 +39,24 @@ impl Default for Config {
     }
 }
 
-/// Largest number of peers watched; the connection of a further one is ignored.
-pub const MAX_PEERS: usize = 1024;
+impl Config {
+    /// The times that hold among `n_peers`.
+    pub fn stretched(&self, n_peers: usize) -> Self {
+        let n_peers = n_peers.clamp(FEW, MAX_PEERS) as u32;
+        let stretch = |time: Duration| time.saturating_mul(n_peers) / FEW as u32;
+        Self {
+            beat_every: stretch(self.beat_every),
+            silence_min: stretch(self.silence_min),
+            silence_max: stretch(self.silence_max),
+        }
+    }
+}
+
+/// Up to this many peers, beats are not thinned out and every change is told to all at once.
+pub const FEW: usize = 64;
+/// Largest number of peers watched: the members of the largest job, and as many that wait. The connection of a further one
+/// is ignored.
+pub const MAX_PEERS: usize = 2048;
 
 #[derive(Debug)]
 struct Watch {
@@ -47,6 +69,9 @@ struct Watch {
 #[derive(Debug)]
 pub struct Membership {
     config: Config,
+    /// `config` stretched to the size of the group.
+    times: Config,
+    n_members: usize,
     watched: BTreeMap<PeerId, Watch>,
     /// Peers that must exist though no connection led to them yet, and since when.
     expected: BTreeMap<PeerId, Tick>,
@@ -58,16 +83,35 @@ impl Membership {
     pub fn new(config: Config) -> Self {
         Self {
             config,
+            times: config,
+            n_members: 0,
             watched: BTreeMap::new(),
             expected: BTreeMap::new(),
             last_tick: None,
         }
     }
 
+    /// The job has this many members, connected or not: a group is as large as the larger of the two numbers, so that all
+    /// who share a view expect about as many beats of each other.
+    pub fn set_members(&mut self, n_members: usize) {
+        self.n_members = n_members;
+        self.stretch();
+    }
+
+    /// The times that hold in the group as it is.
+    pub fn times(&self) -> &Config {
+        &self.times
+    }
+
+    /// Whether the group is small enough to tell everything to everybody at once.
+    pub fn are_few(&self) -> bool {
+        self.group() <= FEW
+    }
+
     /// A connection to `peer` opened: it counts as heard now.
     pub fn connected(&mut self, now: Tick, peer: PeerId) {
         self.expected.remove(&peer);
-        if self.watched.len() < MAX_PEERS {
+        if self.watched.len() < MAX_PEERS || self.watched.contains_key(&peer) {
             self.watched
                 .entry(peer)
                 .or_insert(Watch {
@@ -76,18 +120,28 @@ impl Membership {
                 })
                 .last_heard = now;
         }
+        self.stretch();
     }
 
     /// The last connection to `peer` closed: it is down at once.
     pub fn disconnected(&mut self, peer: PeerId) {
         self.watched.remove(&peer);
         self.expected.remove(&peer);
+        self.stretch();
     }
 
     /// Others work with `peer`, and no connection leads to it yet: it has the least silence to appear before it is down.
     pub fn expect(&mut self, now: Tick, peer: PeerId) {
-        if !self.watched.contains_key(&peer) && self.expected.len() < MAX_PEERS {
-            self.expected.entry(peer).or_insert(now);
+        if self.watched.contains_key(&peer) || self.is_alive(now, peer) {
+            return;
+        }
+        if self.expected.len() >= MAX_PEERS {
+            let patience = self.times.silence_min;
+            self.expected
+                .retain(|_, since| now.since(*since) <= patience);
+        }
+        if self.expected.len() < MAX_PEERS {
+            self.expected.insert(peer, now);
         }
     }
 
@@ -108,47 +162,65 @@ impl Membership {
     pub fn tick(&mut self, now: Tick) -> bool {
         let jumped = self
             .last_tick
-            .is_some_and(|last| now.since(last) > self.config.silence_min / 2);
+            .is_some_and(|last| now.since(last) > self.times.silence_min / 2);
         if jumped {
             for watch in self.watched.values_mut() {
                 watch.last_heard = now;
             }
+            let patience = self.times.silence_min;
+            let last = self.last_tick.unwrap_or(now);
+            self.expected
+                .retain(|_, since| last.since(*since) <= patience);
             self.expected.values_mut().for_each(|since| *since = now);
         }
-        let patience = self.config.silence_min;
-        self.expected
-            .retain(|_, since| now.since(*since) <= patience);
         self.last_tick = Some(now);
         jumped
     }
 
     /// Whether `peer` is connected and was heard recently enough, or is expected and may still appear.
     pub fn is_alive(&self, now: Tick, peer: PeerId) -> bool {
-        match self.watched.get(&peer) {
-            Some(watch) => now.since(watch.last_heard) <= self.patience(watch),
-            None => self
-                .expected
-                .get(&peer)
-                .is_some_and(|since| now.since(*since) <= self.config.silence_min),
-        }
+        self.down_at(peer).is_some_and(|at| now < at)
+    }
+
+    /// When `peer` will be down if nothing more is heard of it; `None` if it is neither connected nor expected.
+    pub fn down_at(&self, peer: PeerId) -> Option<Tick> {
+        let (since, patience) = match self.watched.get(&peer) {
+            Some(watch) => (watch.last_heard, self.patience(watch)),
+            None => (*self.expected.get(&peer)?, self.times.silence_min),
+        };
+        // Silence of exactly the bound is still tolerated.
+        Some(since + patience + Duration::from_micros(1))
     }
 
     /// All connected peers that are alive now, ascending.
-    pub fn alive(&self, now: Tick) -> BTreeSet<PeerId> {
-        self.watched
-            .keys()
-            .copied()
-            .filter(|peer| self.is_alive(now, *peer))
-            .collect()
+    pub fn alive(&self, now: Tick) -> impl Iterator<Item = PeerId> + '_ {
+        self.connected_peers()
+            .filter(move |peer| self.is_alive(now, *peer))
     }
 
-    /// All peers with a connection, alive or silent.
+    /// All peers with a connection, alive or silent, ascending.
     pub fn connected_peers(&self) -> impl Iterator<Item = PeerId> + '_ {
         self.watched.keys().copied()
     }
 
+    /// Whether a connection to `peer` is open.
+    pub fn is_connected(&self, peer: PeerId) -> bool {
+        self.watched.contains_key(&peer)
+    }
+
+    fn group(&self) -> usize {
+        self.watched.len().max(self.n_members)
+    }
+
+    fn stretch(&mut self) {
+        self.times = self.config.stretched(self.group());
+    }
+
     fn patience(&self, watch: &Watch) -> Duration {
-        (watch.gap * 3).clamp(self.config.silence_min, self.config.silence_max)
+        (watch.gap * 3).clamp(
+            self.times.silence_min,
+            self.times.silence_max.max(self.times.silence_min),
+        )
     }
 }
 
@@ -179,7 +251,7 @@ mod tests {
         membership.connected(at(0.0), A);
         membership.disconnected(A);
         assert!(!membership.is_alive(at(0.0), A));
-        assert!(membership.alive(at(0.0)).is_empty());
+        assert!(membership.alive(at(0.0)).next().is_none());
     }
 
     #[test]
@@ -218,5 +290,28 @@ mod tests {
         assert!(membership.tick(at(11.0)), "stopped for ten seconds");
         assert!(membership.is_alive(at(11.0), A));
         assert!(!membership.is_alive(at(14.5), A));
+    }
+
+    #[test]
+    fn of_many_peers_each_beats_less_often_and_is_given_more_time() {
+        let mut membership = Membership::new(Config::default());
+        for n in 0..1000u16 {
+            let [high, low] = n.to_be_bytes();
+            membership.connected(at(0.0), PeerId([high, low].repeat(16).try_into().unwrap()));
+            let beats_per_s = membership.watched.len() as f64
+                / membership.times().beat_every.as_secs_f64();
+            assert!(beats_per_s <= 160.01, "{n}: {beats_per_s}");
+            assert_eq!(membership.are_few(), usize::from(n) < FEW);
+        }
+        assert_eq!(membership.times().beat_every, Duration::from_millis(6250));
+        let first = PeerId([0; 32]);
+        assert!(membership.is_alive(at(46.0), first));
+        assert!(!membership.is_alive(at(47.0), first));
+        membership.disconnected(first);
+        assert!(!membership.is_alive(at(0.1), first), "closed");
+
+        let mut lonely = Membership::new(Config::default());
+        lonely.set_members(1000);
+        assert_eq!(lonely.times(), &Config::default().stretched(1000));
     }
 }

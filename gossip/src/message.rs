@@ -3,6 +3,8 @@
 //! Everything about one job's agreement is in its beats: small statements of the sender's whole standing, repeated, so that a
 //! lost or reordered message is mended by the next one.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Digest, JobId, PeerId};
@@ -17,9 +19,9 @@ pub enum Message {
     /// A signed job file, encoded: told to every newly connected peer and published to the mesh.
     Job(Vec<u8>),
     /// A beat of one job.
-    Beat(JobId, Box<Beat>),
+    Beat(JobId, Arc<Beat>),
     /// A view of one job.
-    View(JobId, Box<View>),
+    View(JobId, Arc<View>),
     /// The sender leaves the job (or the mesh) on purpose.
     Leaving(JobId),
     /// Update packet number `seq` of a link was applied: returns its credit.

@@ -8,6 +8,9 @@ use std::time::Duration;
 pub struct Tick(pub u64);
 
 impl Tick {
+    /// Later than any other.
+    pub const NEVER: Tick = Tick(u64::MAX);
+
     /// The time from `earlier` to `self`, zero if `earlier` is later.
     pub fn since(self, earlier: Tick) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))

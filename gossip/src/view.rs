@@ -7,14 +7,14 @@
 //! admission.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Digest, PeerId};
 
-/// Most members of one job. Bounds every list in a view.
-pub const MAX_MEMBERS: usize = 256;
+/// Most members of one job. Bounds every list in a view, so that the longest view fits a control frame.
+pub const MAX_MEMBERS: usize = 1024;
 /// How many ancestors a view remembers: two sides that are further apart than this are told apart by size alone.
 pub const MAX_ANCESTRY: usize = 32;
 
@@ -265,9 +265,9 @@ impl View {
                 );
             }
         }
+        let joining: BTreeSet<PeerId> = joiners.iter().map(|joiner| joiner.peer).collect();
         let stays = |member: &&Member| {
-            !gone.contains_key(&member.peer)
-                && !joiners.iter().any(|joiner| joiner.peer == member.peer)
+            !gone.contains_key(&member.peer) && !joining.contains(&member.peer)
         };
         let kept: Vec<Member> = self.members.iter().filter(stays).copied().collect();
         let members = admit(kept, joiners, number, from_step);
@@ -313,12 +313,13 @@ pub struct Joiner {
 }
 
 fn admit(mut members: Vec<Member>, joiners: &[Joiner], since: u64, from_step: u64) -> Vec<Member> {
+    let taken: BTreeSet<u32> = members.iter().map(|member| member.slot).collect();
+    let mut free = (0..).filter(|slot| !taken.contains(slot));
     for joiner in joiners
         .iter()
         .take(MAX_MEMBERS.saturating_sub(members.len()))
     {
-        let taken = |slot: &u32| members.iter().any(|member| member.slot == *slot);
-        let slot = (0..).find(|slot| !taken(slot)).unwrap_or(0);
+        let slot = free.next().unwrap_or(0);
         members.push(Member {
             peer: joiner.peer,
             instance: joiner.instance,

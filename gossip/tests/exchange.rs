@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use skein_gossip::exchange::{CREDIT, Config, Exchange, Gradient, Mode, Output};
 use skein_gossip::gradient::layout::Layout;
@@ -69,7 +70,7 @@ impl Mesh {
         };
         for n in 1..=n {
             let mut exchange = Exchange::new(JobId([9; 32]), id(n), config, &layout()).unwrap();
-            exchange.set_view(NOW, Some(&mesh.view), true);
+            exchange.set_view(NOW, Some(Arc::new(mesh.view.clone())), true);
             exchange.start_at(NOW, 0);
             mesh.peers.insert(id(n), exchange);
         }
@@ -289,7 +290,7 @@ fn a_member_that_vanishes_is_dropped_from_the_wait_at_once() {
         .view
         .successor(id(1), &[(id(3), Default::default())].into(), &[], 9);
     for n in [1, 2] {
-        mesh.of(n).set_view(NOW, Some(&next), false);
+        mesh.of(n).set_view(NOW, Some(Arc::new(next.clone())), false);
     }
     mesh.deliver();
     assert_eq!(mesh.take(1).unwrap(), mesh.take(2).unwrap());
@@ -308,10 +309,10 @@ fn a_newcomer_is_waited_for_from_its_admission_on_and_not_before_all_know() {
         &layout(),
     )
     .unwrap();
-    third.set_view(NOW, Some(&next), false);
+    third.set_view(NOW, Some(Arc::new(next.clone())), false);
     mesh.peers.insert(id(3), third);
     for n in [1, 2] {
-        mesh.of(n).set_view(NOW, Some(&next), false);
+        mesh.of(n).set_view(NOW, Some(Arc::new(next.clone())), false);
         mesh.of(n).gradient(NOW, own(0, &gradient(1))).unwrap();
     }
     mesh.deliver();
@@ -327,7 +328,7 @@ fn a_newcomer_is_waited_for_from_its_admission_on_and_not_before_all_know() {
         );
     }
     for n in [1, 2, 3] {
-        mesh.of(n).set_view(NOW, Some(&next), true);
+        mesh.of(n).set_view(NOW, Some(Arc::new(next.clone())), true);
     }
     mesh.deliver();
     assert_eq!(mesh.take(1), None, "the newcomer's packet is missing");
@@ -404,11 +405,11 @@ fn packets_of_strangers_and_of_an_older_admission_are_fenced() {
     let gone = mesh
         .view
         .successor(id(1), &[(id(2), Default::default())].into(), &[], 0);
-    mesh.of(1).set_view(NOW, Some(&gone), true);
+    mesh.of(1).set_view(NOW, Some(Arc::new(gone.clone())), true);
     mesh.of(1).packet(NOW, id(2), &packet);
     assert_eq!(mesh.take(1), None, "no member");
     let back = gone.successor(id(1), &BTreeMap::new(), &[joiner(2)], 0);
-    mesh.of(1).set_view(NOW, Some(&back), true);
+    mesh.of(1).set_view(NOW, Some(Arc::new(back.clone())), true);
     mesh.of(1).packet(NOW, id(2), &packet);
     assert_eq!(mesh.take(1), None, "sent before it was admitted anew");
     for junk in [&[][..], &[200, 1, 2], &[0; 90]] {

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::sync::Arc;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 use skein_gossip::agreement::{Agreement, Config, Input};
@@ -110,8 +112,8 @@ fn input() -> impl Strategy<Value = Input> {
         from().prop_map(Input::Connected),
         from().prop_map(Input::Disconnected),
         from().prop_map(Input::Leaving),
-        (from(), beat()).prop_map(|(from, beat)| Input::Beat(from, Box::new(beat))),
-        (from(), view()).prop_map(|(from, view)| Input::View(from, Box::new(view))),
+        (from(), beat()).prop_map(|(from, beat)| Input::Beat(from, Arc::new(beat))),
+        (from(), view()).prop_map(|(from, view)| Input::View(from, Arc::new(view))),
         holding().prop_map(Input::Prepared),
         Just(Input::Synced { step: 3 }),
         ".{0,400}".prop_map(Input::StopHolds),
@@ -134,7 +136,7 @@ proptest! {
     #[test]
     fn messages_come_back_as_they_were_sent(beat in beat(), view in view()) {
         let job = JobId([1; 32]);
-        for message in [Message::Beat(job, Box::new(beat)), Message::View(job, Box::new(view))] {
+        for message in [Message::Beat(job, Arc::new(beat)), Message::View(job, Arc::new(view))] {
             let bytes = codec::encode(&message);
             let back: Message = codec::decode(&bytes).unwrap();
             // NaN is not equal to itself; the bytes are.

@@ -8,11 +8,11 @@ use crate::time::Tick;
 
 impl Agreement {
     /// Learns of the end from another peer's beat.
-    pub(super) fn on_ending(&mut self, now: Tick, is_member: bool, theirs: EndingState) {
+    pub(super) fn on_ending(&mut self, now: Tick, is_member: bool, theirs: &EndingState) {
         if theirs.closed && !matches!(self.phase, Phase::Closed(_)) {
-            return self.on_closed(now, theirs);
+            return self.on_closed(now, theirs.clone());
         }
-        if is_member {
+        if is_member && !self.is_over() {
             self.begin_end(now, theirs.reason.clone());
         }
         let Phase::Ending(mine) = &mut self.phase else {
@@ -46,7 +46,8 @@ impl Agreement {
         if !mine.holds {
             self.outputs.push_back(Output::Fetch(decision));
         }
-        self.next_beat = now;
+        self.news = true;
+        self.changed(now);
     }
 
     pub(super) fn on_closed(&mut self, now: Tick, theirs: EndingState) {
@@ -88,7 +89,7 @@ impl Agreement {
                     .is_some_and(|decision| decision.candidate.digest == digest) =>
             {
                 state.holds = true;
-                self.next_beat = now;
+                self.news = true;
             }
             Phase::Closing(state)
                 if state

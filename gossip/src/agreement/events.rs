@@ -1,5 +1,7 @@
 //! What goes into an [`Agreement`](super::Agreement) and what comes out of it.
 
+use std::sync::Arc;
+
 use crate::ids::{Digest, PeerId};
 use crate::message::{Beat, Candidate, Decision};
 use crate::view::{Contribution, Holding, View};
@@ -12,9 +14,9 @@ pub enum Input {
     /// The last connection to it closed.
     Disconnected(PeerId),
     /// A beat arrived.
-    Beat(PeerId, Box<Beat>),
+    Beat(PeerId, Arc<Beat>),
     /// A view arrived.
-    View(PeerId, Box<View>),
+    View(PeerId, Arc<View>),
     /// The peer said that it leaves.
     Leaving(PeerId),
     /// Data and model are there; this is the state held.
@@ -51,11 +53,11 @@ pub enum Input {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
     /// Send this peer a beat.
-    SendBeat(PeerId, Box<Beat>),
+    SendBeat(PeerId, Arc<Beat>),
     /// Send this peer a view.
-    SendView(PeerId, Box<View>),
+    SendView(PeerId, Arc<View>),
     /// The view changed: links to its members are to be open, others closed.
-    Adopted(Box<View>),
+    Adopted(Arc<View>),
     /// Every member alive holds the current view (synchronous exchange goes on past an admission only now).
     Agreed,
     /// Fetch a replica's state from a member that trains (see [`Agreement::donors`](super::Agreement::donors)), then report `Synced`.

@@ -12,14 +12,23 @@
 //! | Training, Syncing | its own stop condition holds or a member's beat says so | Ending |
 //! | Ending | the steward closed and it holds the weights | Closed |
 //! | any | a beat of a peer that closed, and the weights are fetched | Closed |
+//!
+//! Cost with n members: a beat that changes nothing costs O(log n). What has to look at all members (`decisions`) runs when
+//! something that it looks at changed, or when time alone will change it; both are one number, `due`. In groups of more than
+//! [`membership::FEW`] it then waits a moment for more of the same, and what is new about a peer is told at once only to the steward,
+//! to all with the next beat.
 
+mod beats;
 mod closing;
+mod decisions;
 mod events;
+mod start;
 mod views;
 
 pub use events::{Input, Output};
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::ending;
@@ -27,7 +36,8 @@ use crate::ids::{Digest, PeerId};
 use crate::membership::{self, Membership};
 use crate::message::{Beat, Decision, EndingState, MAX_REASON, Standing};
 use crate::time::Tick;
-use crate::view::{Contribution, Holding, Member, View};
+use crate::view::{Contribution, Holding, Member, Stamp, View};
+use start::Start;
 
 /// Settings of one job's agreement.
 #[derive(Clone, Debug)]
@@ -79,20 +89,33 @@ pub struct Agreement {
     instance: u64,
     membership: Membership,
     phase: Phase,
-    view: Option<View>,
+    view: Option<Arc<View>>,
     adopted_at: Tick,
     agreed: bool,
-    heard: BTreeMap<PeerId, Beat>,
-    /// The most that was heard of the work of each process of each peer.
+    /// Other members whose last beat does not name the view held.
+    n_behind: usize,
+    /// Peers that were not told the view though their last beat named another one: which.
+    lagging: BTreeMap<PeerId, Option<Stamp>>,
+    heard: BTreeMap<PeerId, Arc<Beat>>,
+    /// The work of processes that is not (or no longer) in `heard`: the most that was heard.
     instances: BTreeMap<(PeerId, u64), Contribution>,
-    ready_set: (BTreeSet<PeerId>, Tick),
-    enough_since: Option<Tick>,
+    start: Start,
+    /// The lowest member alive at the last decision; in no view, the lowest peer alive, who would propose the first.
+    steward: PeerId,
+    /// When to decide next: at once if what decisions look at changed, else when time changes something.
+    due: Tick,
+    decided_at: Tick,
     progress: (u64, f32, Contribution),
     /// Steps between the last two beats, and the step at the last.
     steps_per_beat: u64,
     step_at_beat: u64,
     told_end: bool,
-    next_beat: Tick,
+    /// The beat that was sent last, shared by all who were sent the same.
+    said: Option<Arc<Beat>>,
+    /// When all were last sent a beat.
+    last_beat: Option<Tick>,
+    /// Something about this peer is new since.
+    news: bool,
     outputs: VecDeque<Output>,
 }
 
@@ -108,15 +131,21 @@ impl Agreement {
             view: None,
             adopted_at: now,
             agreed: false,
+            n_behind: 0,
+            lagging: BTreeMap::new(),
             heard: BTreeMap::new(),
             instances: BTreeMap::new(),
-            ready_set: (BTreeSet::new(), now),
-            enough_since: None,
+            start: Start::new(now),
+            steward: me,
+            due: now,
+            decided_at: now,
             progress: (0, 0.0, Contribution::default()),
             steps_per_beat: 0,
             step_at_beat: 0,
             told_end: false,
-            next_beat: now,
+            said: None,
+            last_beat: None,
+            news: false,
             outputs: VecDeque::new(),
         }
     }
@@ -137,20 +166,33 @@ impl Agreement {
 
     /// Applies one event. Any input is legal in any phase; what makes no sense there is ignored.
     pub fn handle(&mut self, now: Tick, input: Input) {
-        self.membership.tick(now);
+        let jumped = self.membership.tick(now);
+        let matters = self.apply(now, input);
+        if jumped || matters {
+            self.changed(now);
+        }
+        if now >= self.due {
+            self.decide(now);
+        }
+        self.beat(now);
+    }
+
+    /// Whether the input changed anything that decisions look at.
+    fn apply(&mut self, now: Tick, input: Input) -> bool {
         match input {
             Input::Connected(peer) => {
                 self.membership.connected(now, peer);
-                self.next_beat = now;
+                self.greet(now, peer);
             }
             Input::Disconnected(peer) | Input::Leaving(peer) => {
                 self.membership.disconnected(peer);
+                self.start.lost(now, peer);
             }
-            Input::Beat(peer, beat) => self.on_beat(now, peer, *beat),
+            Input::Beat(peer, beat) => return self.on_beat(now, peer, beat),
             Input::View(peer, view) => {
                 self.membership.heard(now, peer);
                 if view.validate().is_ok() {
-                    self.on_view(now, *view);
+                    self.on_view(now, view);
                 }
             }
             Input::Prepared(holding) => {
@@ -162,7 +204,7 @@ impl Agreement {
             Input::Unable(mut reason) => {
                 truncate(&mut reason);
                 if !self.is_over() {
-                    self.view = None;
+                    self.set_view(None);
                     self.set_phase(now, Phase::Unable(reason));
                 }
             }
@@ -177,25 +219,27 @@ impl Agreement {
                 step,
                 train_loss,
                 contribution,
-            } => self.progress = (step, train_loss, contribution),
+            } => {
+                self.progress = (step, train_loss, contribution);
+                return false;
+            }
             Input::StopHolds(reason) => self.begin_end(now, reason),
             Input::Evaluated(candidate) => {
                 if let Phase::Ending(state) = &mut self.phase {
                     state.candidate = Some(candidate);
-                    self.next_beat = now;
+                    self.news = true;
                 }
             }
             Input::NoCandidate => {
                 if let Phase::Ending(state) = &mut self.phase {
                     state.abstains = true;
-                    self.next_beat = now;
+                    self.news = true;
                 }
             }
             Input::Fetched(digest) => self.on_fetched(now, digest),
-            Input::Tick => {}
+            Input::Tick => return false,
         }
-        self.decide(now);
-        self.beat(now);
+        true
     }
 
     /// The next effect, until `None`.
@@ -205,41 +249,17 @@ impl Agreement {
 
     /// When [`Input::Tick`] is next due.
     pub fn next_wakeup(&self) -> Tick {
-        self.next_beat
+        self.next_beat().min(self.due)
     }
 
     /// The view held.
-    pub fn view(&self) -> Option<&View> {
+    pub fn view(&self) -> Option<&Arc<View>> {
         self.view.as_ref()
     }
 
     /// What every peer of the job last said.
-    pub fn heard(&self) -> &BTreeMap<PeerId, Beat> {
+    pub fn heard(&self) -> &BTreeMap<PeerId, Arc<Beat>> {
         &self.heard
-    }
-
-    /// What this peer says of itself.
-    pub fn own_beat(&self) -> Beat {
-        let (standing, ending) = match &self.phase {
-            Phase::Preparing => (Standing::Preparing, None),
-            Phase::Unable(reason) => (Standing::Unable(reason.clone()), None),
-            Phase::Ready(holding) => (Standing::Ready(*holding), None),
-            Phase::Syncing(_) => (Standing::Syncing, None),
-            Phase::Training => (Standing::Training, None),
-            Phase::Ending(state) | Phase::Closing(state) | Phase::Closed(state) => {
-                (Standing::Ending, Some(state.clone()))
-            }
-        };
-        Beat {
-            instance: self.instance,
-            standing,
-            batch: self.config.batch,
-            view: self.view.as_ref().map(|view| view.stamp),
-            contribution: self.progress.2,
-            step: self.progress.0,
-            train_loss: self.progress.1,
-            ending,
-        }
     }
 
     /// Members that train and are alive, the furthest first: who to fetch a replica from.
@@ -249,26 +269,38 @@ impl Agreement {
                 .get(peer)
                 .is_some_and(|beat| beat.standing == Standing::Training)
         };
-        let mut donors: Vec<PeerId> = self.alive_members(now).into_iter().filter(trains).collect();
+        let mut donors: Vec<PeerId> = self.alive_members(now).filter(trains).collect();
         donors.sort_by_key(|peer| {
             std::cmp::Reverse(self.heard.get(peer).map_or(0, |beat| beat.step))
         });
         donors
     }
 
-    /// Peers alive that can serve the decided weights.
+    /// Peers alive that can serve the decided weights: they said so, or the decision names them.
     pub fn holders(&self, now: Tick, digest: Digest) -> Vec<PeerId> {
-        let alive = self.membership.alive(now);
-        let states = self.heard.iter().filter(|(peer, _)| alive.contains(peer));
-        ending::holders(
+        let alive = |peer: &PeerId| self.membership.is_alive(now, *peer);
+        let states = self.heard.iter().filter(|(peer, _)| alive(peer));
+        let mut holders = ending::holders(
             digest,
             states.filter_map(|(peer, beat)| Some((*peer, beat.ending.as_ref()?))),
-        )
+        );
+        let decided = match &self.phase {
+            Phase::Ending(state) | Phase::Closing(state) => state.decision,
+            _ => None,
+        };
+        let winner = decided
+            .filter(|decision| decision.candidate.digest == digest)
+            .map(|decision| decision.winner);
+        holders.extend(winner.filter(|peer| alive(peer) && !holders.contains(peer)));
+        holders
     }
 
     /// Who contributed what, those that are gone included.
     pub fn contributions(&self) -> BTreeMap<PeerId, Contribution> {
         let mut instances = self.instances.clone();
+        for (peer, beat) in &self.heard {
+            count(&mut instances, (*peer, beat.instance), beat.contribution);
+        }
         let retired = self.view.iter().flat_map(|view| &view.retired);
         for gone in retired {
             count(&mut instances, (gone.peer, gone.instance), gone.work);
@@ -298,91 +330,44 @@ impl Agreement {
     }
 
     fn set_phase(&mut self, now: Tick, phase: Phase) {
+        if matches!(phase, Phase::Ready(_)) {
+            self.start.changed(now);
+        }
         self.phase = phase;
-        self.next_beat = now;
+        self.news = true;
+        self.changed(now);
     }
 
-    fn alive_members(&self, now: Tick) -> BTreeSet<PeerId> {
-        let Some(view) = &self.view else {
-            return BTreeSet::new();
+    fn set_view(&mut self, view: Option<Arc<View>>) {
+        self.agreed = false;
+        self.lagging.clear();
+        let n_members = view.as_ref().map_or(0, |view| view.members.len());
+        self.membership.set_members(n_members);
+        self.n_behind = view.as_ref().map_or(0, |view| {
+            let holds = |(peer, beat): &(&PeerId, &Arc<Beat>)| {
+                beat.view == Some(view.stamp) && **peer != self.me && view.contains(**peer)
+            };
+            let others = n_members - usize::from(view.contains(self.me));
+            others - self.heard.iter().filter(holds).count()
+        });
+        self.view = view;
+    }
+
+    /// A peer that restarted or gave up is connected, but the member it was is gone.
+    fn is_member_alive(&self, now: Tick, member: &Member) -> bool {
+        let is_same = |beat: &Arc<Beat>| {
+            beat.instance == member.instance && !matches!(beat.standing, Standing::Unable(_))
         };
-        // A peer that restarted or gave up is connected, but the member it was is gone.
-        let is_same = |member: &&Member| {
-            let beat = self.heard.get(&member.peer);
-            beat.is_none_or(|beat| {
-                beat.instance == member.instance && !matches!(beat.standing, Standing::Unable(_))
-            })
-        };
-        let alive = |member: &&Member| {
-            member.peer == self.me
-                || (self.membership.is_alive(now, member.peer) && is_same(member))
-        };
-        view.members
-            .iter()
-            .filter(alive)
+        member.peer == self.me
+            || (self.membership.is_alive(now, member.peer)
+                && self.heard.get(&member.peer).is_none_or(is_same))
+    }
+
+    fn alive_members(&self, now: Tick) -> impl Iterator<Item = PeerId> + '_ {
+        let members = self.view.iter().flat_map(|view| &view.members);
+        members
+            .filter(move |member| self.is_member_alive(now, member))
             .map(|member| member.peer)
-            .collect()
-    }
-
-    fn on_beat(&mut self, now: Tick, from: PeerId, mut beat: Beat) {
-        self.membership.heard(now, from);
-        let known = self.instances.contains_key(&(from, beat.instance));
-        if known || self.instances.len() < membership::MAX_PEERS {
-            count(
-                &mut self.instances,
-                (from, beat.instance),
-                beat.contribution,
-            );
-        }
-        if let Some(ending) = &mut beat.ending {
-            truncate(&mut ending.reason);
-        }
-        let member = self
-            .view
-            .as_ref()
-            .and_then(|view| view.member(from))
-            .copied();
-        let ending = beat.ending.clone();
-        let lags = match (&self.view, beat.view) {
-            // Views of two lines are compared by both sides, so each tells its own.
-            (Some(mine), Some(theirs)) => mine.stamp != theirs,
-            (Some(_), None) => member.is_some_and(|member| member.instance == beat.instance),
-            (None, _) => false,
-        };
-        if self.heard.len() < membership::MAX_PEERS || self.heard.contains_key(&from) {
-            self.heard.insert(from, beat);
-        }
-        if let (true, Some(view)) = (lags, &self.view) {
-            self.outputs
-                .push_back(Output::SendView(from, Box::new(view.clone())));
-        }
-        if let Some(state) = ending {
-            self.on_ending(now, member.is_some(), state);
-        }
-    }
-
-    fn beat(&mut self, now: Tick) {
-        if now < self.next_beat {
-            return;
-        }
-        let beat = self.own_beat();
-        // When the job is over only those that do not know it yet are told.
-        let over = matches!(self.phase, Phase::Closed(_));
-        let knows = |peer: &PeerId| {
-            self.heard
-                .get(peer)
-                .is_none_or(|beat| beat.ending.as_ref().is_some_and(|ending| ending.closed))
-        };
-        let peers = self
-            .membership
-            .connected_peers()
-            .filter(|peer| !(over && self.told_end && knows(peer)));
-        self.outputs
-            .extend(peers.map(|peer| Output::SendBeat(peer, Box::new(beat.clone()))));
-        self.told_end = over;
-        self.steps_per_beat = self.progress.0.saturating_sub(self.step_at_beat);
-        self.step_at_beat = self.progress.0;
-        self.next_beat = now + self.config.membership.beat_every;
     }
 }
 

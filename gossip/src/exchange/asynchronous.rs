@@ -36,9 +36,8 @@ struct Link {
 
 impl Asynchronous {
     pub(super) fn set_view(&mut self, shared: &Shared) {
-        let others = shared.others();
-        self.links.retain(|peer, _| others.contains(peer));
-        for peer in others {
+        self.links.retain(|peer, _| shared.is_other(*peer));
+        for peer in shared.others() {
             self.links.entry(peer).or_insert_with(|| Link {
                 residual: vec![0.0; shared.n_values],
                 samples: 0,
@@ -83,17 +82,14 @@ impl Asynchronous {
         header: UpdateHeader,
         packed: &[u8],
     ) {
-        let global = shared
-            .view
-            .as_ref()
-            .map_or(1, |view| view.global_batch().max(1));
         if self.inbox.is_empty() {
             self.inbox.resize(shared.n_values, 0.0);
             self.inbox_is_empty = true;
         }
+        let weight = 1.0 / shared.global_batch as f32;
         match shared
             .unpacker
-            .check_and_add(packed, 1.0 / global as f32, &mut self.inbox)
+            .check_and_add(packed, weight, &mut self.inbox)
         {
             Ok(_) => {
                 self.inbox_is_empty = false;

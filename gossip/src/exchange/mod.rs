@@ -12,6 +12,7 @@ mod asynchronous;
 mod synchronous;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use asynchronous::Asynchronous;
 use synchronous::Synchronous;
@@ -139,7 +140,9 @@ struct Shared {
     n_values: usize,
     packer: Packer,
     unpacker: Unpacker,
-    view: Option<View>,
+    view: Option<Arc<View>>,
+    /// Samples behind one step of all members.
+    global_batch: u64,
     outputs: VecDeque<Output>,
     stats: BTreeMap<PeerId, LinkStats>,
 }
@@ -156,6 +159,7 @@ impl Exchange {
             packer: Packer::with_level(layout, config.level)?,
             unpacker: Unpacker::new(layout)?,
             view: None,
+            global_batch: 1,
             outputs: VecDeque::new(),
             stats: BTreeMap::new(),
         };
@@ -168,8 +172,9 @@ impl Exchange {
 
     /// The view changed, or `None`: this peer is in none. Links to members that are gone are dropped with their residual.
     /// `agreed`: every member is known to hold this view.
-    pub fn set_view(&mut self, now: Tick, view: Option<&View>, agreed: bool) {
-        self.shared.view = view.cloned();
+    pub fn set_view(&mut self, now: Tick, view: Option<Arc<View>>, agreed: bool) {
+        self.shared.global_batch = view.as_ref().map_or(1, |view| view.global_batch().max(1));
+        self.shared.view = view;
         match &mut self.rule {
             Rule::Asynchronous(rule) => rule.set_view(&self.shared),
             Rule::Synchronous(rule) => rule.set_view(&mut self.shared, now, agreed),
@@ -276,12 +281,15 @@ impl Shared {
         self.outputs.push_back(Output::Refused { from, reason });
     }
 
-    fn others(&self) -> Vec<PeerId> {
+    fn others(&self) -> impl Iterator<Item = PeerId> + '_ {
         let members = self.view.iter().flat_map(|view| &view.members);
         members
             .map(|member| member.peer)
             .filter(|peer| *peer != self.me)
-            .collect()
+    }
+
+    fn is_other(&self, peer: PeerId) -> bool {
+        peer != self.me && self.view.as_ref().is_some_and(|view| view.contains(peer))
     }
 
     fn header(&self, seq: u64, step: u64, samples: u64) -> UpdateHeader {

@@ -40,8 +40,7 @@ pub(super) struct Synchronous {
 
 impl Synchronous {
     pub(super) fn set_view(&mut self, shared: &mut Shared, now: Tick, agreed: bool) {
-        let others = shared.others();
-        self.held.retain(|peer, _| others.contains(peer));
+        self.held.retain(|peer, _| shared.is_other(*peer));
         self.last_change = now;
         match &shared.view {
             Some(view) if agreed => self.agreed = view.stamp.number,
@@ -126,7 +125,7 @@ impl Synchronous {
 
     /// Sends the own packets that the peer may lack.
     pub(super) fn resend(&mut self, shared: &mut Shared, to: PeerId) {
-        if !shared.others().contains(&to) {
+        if !shared.is_other(to) {
             return;
         }
         for (step, packet) in self.own.iter().filter(|(step, _)| *step < self.sent_below) {
@@ -177,7 +176,7 @@ impl Synchronous {
         if view.members.iter().any(admits_now) {
             return;
         }
-        let others = shared.others();
+        let others: Vec<PeerId> = shared.others().collect();
         let due: Vec<&(u64, Vec<u8>)> = self
             .own
             .iter()
@@ -207,11 +206,11 @@ impl Synchronous {
             .iter()
             .find(|(own, _)| *own == step && step < self.sent_below);
         let Some((_, own)) = own else { return };
-        let mut members: Vec<Member> = waited_for(shared, step).collect();
-        if self.ready || !members.iter().all(|member| self.has(member.peer)) {
+        if self.ready || !waited_for(shared, step).all(|member| self.has(member.peer)) {
             return;
         }
-        members.extend(shared.view.as_ref().and_then(|view| view.member(shared.me)));
+        let mut members: Vec<Member> = waited_for(shared, step).copied().collect();
+        members.extend(shared.view.as_ref().and_then(|view| view.member(shared.me)).copied());
         members.sort_by_key(|member| member.peer);
         let global: u64 = members.iter().map(|member| u64::from(member.batch)).sum();
         self.sum.resize(shared.n_values, 0.0);
@@ -250,9 +249,7 @@ impl Synchronous {
 }
 
 /// The other members whose packet of `step` counts.
-fn waited_for(shared: &Shared, step: u64) -> impl Iterator<Item = Member> {
-    let members = shared.view.iter().flat_map(|view| &view.members).copied();
-    let me = shared.me;
-    let counts = move |member: &Member| member.peer != me && member.from_step <= step;
-    members.filter(counts).collect::<Vec<_>>().into_iter()
+fn waited_for(shared: &Shared, step: u64) -> impl Iterator<Item = &Member> {
+    let members = shared.view.iter().flat_map(|view| &view.members);
+    members.filter(move |member| member.peer != shared.me && member.from_step <= step)
 }

@@ -1,0 +1,479 @@
+//! Peers in virtual time: a queue of events, and what the driver of each peer would do.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+use skein_gossip::agreement::{Agreement, Config, Input, Output};
+use skein_gossip::ids::{Digest, PeerId};
+use skein_gossip::message::{Candidate, Decision};
+use skein_gossip::time::Tick;
+use skein_gossip::view::{Contribution, Holding, View};
+
+use crate::network::{MS, Network, between};
+
+pub(crate) fn id(n: u16) -> PeerId {
+    let [high, low] = n.to_be_bytes();
+    PeerId(std::array::from_fn(|i| if i % 2 == 0 { high } else { low }))
+}
+
+/// One process of a peer.
+type Process = (PeerId, u64);
+
+#[derive(Debug, Clone)]
+pub(crate) enum Event {
+    Input(PeerId, Input),
+    /// Arrives if the connection that it was sent on is still open.
+    Message(Process, Process, Input),
+    Tick(PeerId),
+    /// The driver's slow work is done.
+    Work(Process, Work),
+    Kill(PeerId),
+    Pause(PeerId, u64),
+    Start(PeerId),
+    Split(BTreeSet<PeerId>),
+    Heal,
+    Stop(PeerId),
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Work {
+    Sync,
+    Evaluate,
+    Fetch(Decision),
+    Step,
+}
+
+pub(crate) struct Peer {
+    pub(crate) agreement: Agreement,
+    process: u64,
+    pub(crate) training: bool,
+    pub(crate) step: u64,
+    pub(crate) samples: u64,
+    weights: BTreeSet<Digest>,
+    pub(crate) closed: Option<Option<Decision>>,
+    paused_until: u64,
+    tick_at: u64,
+}
+
+/// How far a view has spread.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spread {
+    pub(crate) proposed: u64,
+    pub(crate) last_adopted: u64,
+    pub(crate) agreed_last: u64,
+}
+
+pub(crate) struct World {
+    pub(crate) now: u64,
+    /// Events handled.
+    pub(crate) n_events: u64,
+    /// By time, and in order of their making.
+    queue: BTreeMap<u64, VecDeque<Event>>,
+    pub(crate) peers: BTreeMap<PeerId, Peer>,
+    pub(crate) network: Network,
+    rng: ChaCha8Rng,
+    starts: u64,
+    start_peers: usize,
+    pub(crate) lost_samples: u64,
+    /// Milliseconds that a connection may take to be made.
+    pub(crate) slowest_connection: u64,
+    /// Milliseconds that a step takes.
+    pub(crate) step_every: u64,
+    /// The fewest members of any view adopted so far.
+    pub(crate) smallest_view: usize,
+    /// Peers whose training has come to nothing.
+    pub(crate) diverged: BTreeSet<PeerId>,
+    /// The views so far, by number.
+    pub(crate) spread: BTreeMap<u64, Spread>,
+    /// What the first to close closed with.
+    closed_with: Option<Option<Digest>>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, start_peers: usize) -> Self {
+        Self {
+            now: 0,
+            n_events: 0,
+            queue: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            network: Network::default(),
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            starts: 0,
+            start_peers,
+            lost_samples: 0,
+            slowest_connection: 20,
+            step_every: 100,
+            smallest_view: usize::MAX,
+            diverged: BTreeSet::new(),
+            spread: BTreeMap::new(),
+            closed_with: None,
+        }
+    }
+
+    /// Peers 1 to `n` start within a second.
+    pub(crate) fn started(seed: u64, n: u16) -> Self {
+        let mut world = Self::new(seed, n.into());
+        for peer in 1..=n {
+            let at = world.between(0, 900) * MS;
+            world.at(at, Event::Start(id(peer)));
+        }
+        world
+    }
+
+    pub(crate) fn at(&mut self, at: u64, event: Event) {
+        let at = at.max(self.now);
+        self.queue.entry(at).or_default().push_back(event);
+    }
+
+    pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
+        between(&mut self.rng, low, high)
+    }
+
+    fn later(&mut self, low: u64, high: u64) -> u64 {
+        self.now + self.between(low, high) * MS
+    }
+
+    fn start(&mut self, peer: PeerId) {
+        self.starts += 1;
+        let config = Config::new(self.start_peers, 32);
+        let agreement = Agreement::new(config, peer, self.starts, Tick(self.now));
+        let others: Vec<PeerId> = self.peers.keys().copied().collect();
+        self.peers.insert(
+            peer,
+            Peer {
+                agreement,
+                process: self.starts,
+                training: false,
+                step: 0,
+                samples: 0,
+                weights: BTreeSet::new(),
+                closed: None,
+                paused_until: 0,
+                tick_at: self.now,
+            },
+        );
+        for other in others {
+            if other != peer && self.network.linked(peer, other) {
+                self.connect(peer, other);
+            }
+        }
+        let ready = self.later(1, 500);
+        let holds = Holding {
+            samples: 0,
+            step: 0,
+            digest: Digest([7; 32]),
+        };
+        self.at(ready, Event::Input(peer, Input::Prepared(holds)));
+        self.at(self.now, Event::Tick(peer));
+    }
+
+    fn connect(&mut self, a: PeerId, b: PeerId) {
+        let at = self.later(1, self.slowest_connection);
+        self.at(at, Event::Input(a, Input::Connected(b)));
+        self.at(at, Event::Input(b, Input::Connected(a)));
+    }
+
+    fn disconnect(&mut self, a: PeerId, b: PeerId) {
+        let at = self.now + MS;
+        self.at(at, Event::Input(a, Input::Disconnected(b)));
+        self.at(at, Event::Input(b, Input::Disconnected(a)));
+    }
+
+    fn handle(&mut self, peer: PeerId, input: Input) {
+        let Some(state) = self.peers.get_mut(&peer) else {
+            return;
+        };
+        state.agreement.handle(Tick(self.now), input);
+        self.n_events += 1;
+        let mut outputs = Vec::new();
+        while let Some(output) = state.agreement.poll() {
+            outputs.push(output);
+        }
+        let process = (peer, state.process);
+        self.network.weigh_anew();
+        for output in outputs {
+            self.carry_out(process, output);
+        }
+        self.plan_tick(peer);
+    }
+
+    fn plan_tick(&mut self, peer: PeerId) {
+        let Some(state) = self.peers.get_mut(&peer) else {
+            return;
+        };
+        let wakeup = state.agreement.next_wakeup().0.max(state.paused_until);
+        if wakeup < state.tick_at {
+            state.tick_at = wakeup;
+            self.at(wakeup, Event::Tick(peer));
+        }
+    }
+
+    fn carry_out(&mut self, process: Process, output: Output) {
+        let peer = process.0;
+        match &output {
+            Output::SendBeat(to, _) | Output::SendView(to, _) if self.network.linked(peer, *to) => {
+                self.network.weigh(&output);
+            }
+            _ => {}
+        }
+        match output {
+            Output::SendBeat(to, beat) => self.send(process, to, Input::Beat(peer, beat)),
+            Output::SendView(to, view) => self.send(process, to, Input::View(peer, view)),
+            Output::Adopted(view) => self.adopted(&view),
+            Output::Agreed => {
+                let view = self.peers[&peer].agreement.view();
+                let number = view.map_or(0, |view| view.stamp.number);
+                if let Some(spread) = self.spread.get_mut(&number) {
+                    spread.agreed_last = self.now;
+                }
+            }
+            Output::Sync { .. } => {
+                self.trains(peer, false);
+                let done = self.later(50, 1500);
+                self.at(done, Event::Work(process, Work::Sync));
+            }
+            Output::Train => {
+                self.trains(peer, true);
+                let done = self.later(1, 30);
+                self.at(done, Event::Work(process, Work::Step));
+            }
+            Output::Pause { lost_samples } => {
+                self.trains(peer, false);
+                self.lost_samples += lost_samples;
+            }
+            Output::End { abstain, .. } => {
+                self.trains(peer, false);
+                if !abstain {
+                    let done = self.later(10, 800);
+                    self.at(done, Event::Work(process, Work::Evaluate));
+                }
+            }
+            Output::Fetch(decision) => {
+                let done = self.later(10, 1000);
+                self.at(done, Event::Work(process, Work::Fetch(decision)));
+            }
+            Output::Closed(decision) => self.closed(peer, decision),
+        }
+    }
+
+    fn send(&mut self, from: Process, to: PeerId, input: Input) {
+        let Some(state) = self.peers.get(&to) else {
+            return;
+        };
+        let process = (to, state.process);
+        if self.network.linked(from.0, to)
+            && let Some(at) = self.network.arrival(&mut self.rng, self.now, from.0, to)
+        {
+            self.at(at, Event::Message(from, process, input));
+        }
+    }
+
+    fn trains(&mut self, peer: PeerId, training: bool) {
+        self.peers.get_mut(&peer).unwrap().training = training;
+    }
+
+    fn adopted(&mut self, view: &Arc<View>) {
+        self.smallest_view = self.smallest_view.min(view.members.len());
+        let spread = self.spread.entry(view.stamp.number).or_insert(Spread {
+            proposed: self.now,
+            last_adopted: 0,
+            agreed_last: 0,
+        });
+        spread.last_adopted = self.now;
+    }
+
+    /// Safety: nobody closes with another model than the rest, or with one that it does not hold.
+    fn closed(&mut self, peer: PeerId, decision: Option<Decision>) {
+        let state = self.peers.get_mut(&peer).unwrap();
+        state.closed = Some(decision);
+        let digest = decision.map(|decision| decision.candidate.digest);
+        if let Some(digest) = &digest {
+            assert!(state.weights.contains(digest), "closed without the weights");
+        }
+        let first = *self.closed_with.get_or_insert(digest);
+        assert!(first == digest, "two different models: {first:?}, {digest:?}");
+    }
+
+    fn is_up(&self, process: Process) -> bool {
+        self.peers
+            .get(&process.0)
+            .is_some_and(|peer| peer.process == process.1)
+    }
+
+    fn work(&mut self, process: Process, work: Work) {
+        let peer = process.0;
+        if !self.is_up(process) {
+            return;
+        }
+        let state = &self.peers[&peer];
+        let reaches = |other: &&PeerId| {
+            self.peers.contains_key(other) && self.network.linked(peer, **other)
+        };
+        let retry = self.now + 300 * MS;
+        let input = match work.clone() {
+            Work::Sync => {
+                if state.training || state.closed.is_some() {
+                    return;
+                }
+                let donors = state.agreement.donors(Tick(self.now));
+                let Some(donor) = donors.iter().find(reaches) else {
+                    return self.at(retry, Event::Work(process, work));
+                };
+                let step = self.peers[donor].step;
+                self.peers.get_mut(&peer).unwrap().step = step;
+                Input::Synced { step }
+            }
+            Work::Evaluate if self.diverged.contains(&peer) => Input::NoCandidate,
+            Work::Evaluate => {
+                let candidate = Candidate {
+                    accuracy: (state.step % 97) as f32 / 97.0,
+                    loss: 1.0,
+                    digest: Digest::of(&[&peer.0[..], &state.step.to_le_bytes()].concat()),
+                    step: state.step,
+                };
+                let state = self.peers.get_mut(&peer).unwrap();
+                state.weights.insert(candidate.digest);
+                Input::Evaluated(candidate)
+            }
+            Work::Fetch(decision) => {
+                let digest = decision.candidate.digest;
+                let holders = state.agreement.holders(Tick(self.now), digest);
+                let has = |holder: &PeerId| self.peers[holder].weights.contains(&digest);
+                if !holders.iter().filter(reaches).any(has) {
+                    return self.at(retry, Event::Work(process, work));
+                }
+                self.peers.get_mut(&peer).unwrap().weights.insert(digest);
+                Input::Fetched(digest)
+            }
+            Work::Step => {
+                if !state.training {
+                    return;
+                }
+                let next = self.now + self.step_every * MS;
+                let state = self.peers.get_mut(&peer).unwrap();
+                state.step += 1;
+                state.samples += 32;
+                let progress = Input::Progress {
+                    step: state.step,
+                    train_loss: 1.0,
+                    contribution: Contribution {
+                        steps: state.samples / 32,
+                        samples: state.samples,
+                        ..Default::default()
+                    },
+                };
+                self.at(next, Event::Work(process, Work::Step));
+                progress
+            }
+        };
+        self.handle(peer, input);
+    }
+
+    pub(crate) fn run(&mut self, until: u64) {
+        while let Some(mut entry) = self.queue.first_entry() {
+            let at = *entry.key();
+            if at > until {
+                break;
+            }
+            self.now = at;
+            match entry.get_mut().pop_front() {
+                Some(event) => self.happen(event),
+                None => {
+                    entry.remove();
+                }
+            }
+        }
+        self.now = until;
+    }
+
+    fn happen(&mut self, event: Event) {
+        let at = self.now;
+        match event {
+            Event::Input(peer, _)
+            | Event::Message(_, (peer, _), _)
+            | Event::Work((peer, _), _)
+            | Event::Tick(peer)
+                if self.peers.get(&peer).is_some_and(|p| p.paused_until > at) =>
+            {
+                let state = self.peers.get_mut(&peer).unwrap();
+                let resume = state.paused_until;
+                if matches!(event, Event::Tick(_)) {
+                    state.tick_at = resume;
+                }
+                self.at(resume, event);
+            }
+            Event::Input(peer, input) => self.handle(peer, input),
+            Event::Message(from, to, input) => {
+                if self.is_up(from) && self.is_up(to) && self.network.linked(from.0, to.0) {
+                    self.handle(to.0, input);
+                }
+            }
+            Event::Tick(peer) => {
+                // One that was planned anew comes at another time.
+                let Some(state) = self.peers.get_mut(&peer).filter(|p| p.tick_at == at) else {
+                    return;
+                };
+                state.tick_at = u64::MAX;
+                match state.agreement.next_wakeup().0 <= at {
+                    true => self.handle(peer, Input::Tick),
+                    false => self.plan_tick(peer),
+                }
+            }
+            Event::Work(process, work) => self.work(process, work),
+            Event::Start(peer) => self.start(peer),
+            Event::Kill(peer) => {
+                self.peers.remove(&peer);
+                let rest: Vec<PeerId> = self.peers.keys().copied().collect();
+                for other in rest {
+                    self.disconnect(other, peer);
+                }
+            }
+            Event::Pause(peer, until) => {
+                if let Some(state) = self.peers.get_mut(&peer) {
+                    state.paused_until = until;
+                }
+            }
+            Event::Split(apart) => {
+                self.network.apart = apart;
+                self.for_all_pairs(|world, a, b| {
+                    if !world.network.linked(a, b) {
+                        world.disconnect(a, b);
+                    }
+                });
+            }
+            Event::Heal => {
+                let apart = std::mem::take(&mut self.network.apart);
+                self.for_all_pairs(|world, a, b| {
+                    if apart.contains(&a) != apart.contains(&b) {
+                        world.connect(a, b);
+                    }
+                });
+            }
+            Event::Stop(peer) => self.handle(peer, Input::StopHolds("enough".into())),
+        }
+    }
+
+    fn for_all_pairs(&mut self, mut f: impl FnMut(&mut Self, PeerId, PeerId)) {
+        let all: Vec<PeerId> = self.peers.keys().copied().collect();
+        for (i, a) in all.iter().enumerate() {
+            for b in &all[i + 1..] {
+                f(self, *a, *b);
+            }
+        }
+    }
+
+    pub(crate) fn members(&self, peer: u16) -> Vec<PeerId> {
+        self.peers[&id(peer)]
+            .agreement
+            .view()
+            .map_or(Vec::new(), |v| v.members.iter().map(|m| m.peer).collect())
+    }
+
+    pub(crate) fn all_closed(&self) -> bool {
+        self.peers
+            .values()
+            .all(|peer| matches!(peer.closed, Some(Some(_))))
+    }
+}
