@@ -53,7 +53,8 @@ pub struct Fabric {
     group: Vec<u32>,
     /// Directed pairs that are cut.
     cut: std::collections::BTreeSet<(NodeIndex, NodeIndex)>,
-    counters: BTreeMap<(NodeIndex, NodeIndex), Counters>,
+    /// By sender, then receiver: looked up for every frame.
+    counters: Vec<Counters>,
 }
 
 impl Fabric {
@@ -68,7 +69,7 @@ impl Fabric {
             pairs: BTreeMap::new(),
             group: vec![0; nodes],
             cut: std::collections::BTreeSet::new(),
-            counters: BTreeMap::new(),
+            counters: vec![Counters::default(); nodes * nodes],
         }
     }
 
@@ -150,7 +151,7 @@ impl Fabric {
 
     /// First hop: the sender's uplink and the pair.
     pub fn send(&mut self, now: Nanos, from: NodeIndex, to: NodeIndex, bytes: usize) -> Hop {
-        let counters = self.counters.entry((from, to)).or_default();
+        let counters = self.counted(from, to);
         counters.frames += 1;
         counters.bytes += bytes as u64;
         if !self.reaches(from, to) {
@@ -182,18 +183,26 @@ impl Fabric {
 
     /// A frame was handed over, at the moment that the second hop gave.
     pub fn delivered(&mut self, from: NodeIndex, to: NodeIndex, bytes: usize) {
-        let counters = self.counters.entry((from, to)).or_default();
+        let counters = self.counted(from, to);
         counters.delivered_frames += 1;
         counters.delivered_bytes += bytes as u64;
     }
 
-    /// What each directed pair carried so far.
-    pub fn counters(&self) -> &BTreeMap<(NodeIndex, NodeIndex), Counters> {
-        &self.counters
+    /// What each directed pair (sender, receiver) carried so far; those that carried nothing are left out.
+    pub fn counters(&self) -> impl Iterator<Item = ((NodeIndex, NodeIndex), &Counters)> {
+        let n = self.len().max(1);
+        let all = self.counters.iter().enumerate();
+        all.filter(|(_, counters)| counters.frames > 0)
+            .map(move |(at, counters)| ((at / n, at % n), counters))
+    }
+
+    fn counted(&mut self, from: NodeIndex, to: NodeIndex) -> &mut Counters {
+        let n = self.up.len();
+        &mut self.counters[from * n + to]
     }
 
     fn dropped(&mut self, from: NodeIndex, to: NodeIndex, loss: Loss) -> Hop {
-        let counters = self.counters.entry((from, to)).or_default();
+        let counters = self.counted(from, to);
         match loss {
             Loss::Queue => counters.dropped_queue += 1,
             Loss::Line => counters.dropped_line += 1,
@@ -238,7 +247,7 @@ mod tests {
         fabric.delivered(0, 1, 1000);
         // The uplink is shared by all pairs; the pair 0 to 2 has no delay.
         assert_eq!(fabric.send(0, 0, 2, 1000), Hop::At(2 * MS));
-        let counters = fabric.counters()[&(0, 1)];
+        let counters = *fabric.counted(0, 1);
         assert_eq!((counters.frames, counters.delivered_bytes), (1, 1000));
     }
 
@@ -253,6 +262,8 @@ mod tests {
         assert!(!fabric.reaches(0, 1) && fabric.reaches(1, 0));
         fabric.heal();
         assert!((0..4).all(|a| (0..4).all(|b| fabric.reaches(a, b))));
-        assert_eq!(fabric.counters()[&(0, 2)].dropped_cut, 1);
+        assert_eq!(fabric.counted(0, 2).dropped_cut, 1);
+        let carried: Vec<_> = fabric.counters().map(|(pair, _)| pair).collect();
+        assert_eq!(carried, [(0, 2)]);
     }
 }

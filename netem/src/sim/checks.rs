@@ -1,7 +1,7 @@
 //! What must hold after every event of a simulated run, whatever fails.
 //!
 //! Each check looks at the peers that the event touched; checks that look at all members are made at every event of a small
-//! group, and at every 64th of one with more than 64 peers.
+//! group, and at every n-th of a group of n that is larger than 64.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,8 +16,8 @@ const SMALL: usize = 64;
 /// What has been seen of a run.
 #[derive(Debug, Default)]
 pub(super) struct Checks {
-    /// Samples that each process of each peer really trained on.
-    trained: BTreeMap<(PeerId, u64), u64>,
+    /// Samples that each peer really trained on: as processes that are gone, and as the present one.
+    trained: BTreeMap<PeerId, [u64; 2]>,
     /// The models that peers closed with.
     closed: BTreeSet<Option<Digest>>,
     events: u64,
@@ -64,12 +64,19 @@ impl Checks {
         }
     }
 
+    /// A peer made a step, or its process is gone.
+    pub(super) fn trained(&mut self, peer: &Peer, is_gone: bool) {
+        let [past, present] = self.trained.entry(peer.id).or_default();
+        *present = peer.samples();
+        if is_gone {
+            *past += std::mem::take(present);
+        }
+    }
+
     /// After an event at `peer` in a run of `n` peers.
     pub(super) fn after(&mut self, peer: &Peer, n: usize) -> Result<(), String> {
         self.events += 1;
-        self.trained
-            .insert((peer.id, peer.instance), peer.samples());
-        if n <= SMALL || self.events.is_multiple_of(64) {
+        if n <= SMALL || self.events.is_multiple_of(n as u64) {
             self.counted_once(peer)?;
         }
         if let Some(decision) = peer.closed {
@@ -100,12 +107,8 @@ impl Checks {
 
     /// No sample is counted twice: nobody believes of a peer more than that peer trained.
     fn counted_once(&self, peer: &Peer) -> Result<(), String> {
-        let mut trained: BTreeMap<PeerId, u64> = BTreeMap::new();
-        for ((of, _), samples) in &self.trained {
-            *trained.entry(*of).or_default() += samples;
-        }
         for (of, work) in peer.agreement.contributions() {
-            let really = trained.get(&of).copied().unwrap_or(0);
+            let really = self.trained.get(&of).map_or(0, |parts| parts[0] + parts[1]);
             if work.samples > really {
                 return Err(format!(
                     "{} counts {} samples of {}, which trained on {really}",

@@ -1,6 +1,6 @@
 //! One simulated run: the queue of events, the peers, the network between them, and the record of it all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -75,7 +75,8 @@ pub(super) struct World<'a> {
     job: Arc<Job>,
     data: Option<Arc<Splits>>,
     ids: Vec<PeerId>,
-    ranks: BTreeMap<PeerId, NodeIndex>,
+    /// Looked up for every message; never walked, so its order does not matter.
+    ranks: HashMap<PeerId, NodeIndex>,
     pub(super) now: Nanos,
     pub(super) queue: Queue<Event>,
     pub(super) transport: Transport<Message>,
@@ -346,8 +347,11 @@ impl<'a> World<'a> {
                 }
             }
         }
-        self.checks.after(peer, n)?;
         let wrote = std::mem::take(&mut peer.metrics);
+        if !wrote.is_empty() {
+            self.checks.trained(peer, false);
+        }
+        self.checks.after(peer, n)?;
         if !wrote.is_empty() {
             self.wrote(rank, wrote);
         }
@@ -454,6 +458,7 @@ impl<'a> World<'a> {
             return;
         };
         device.disk = peer.disk.take();
+        self.checks.trained(&peer, true);
         device.used += peer.used;
         device.is_stopped = false;
         device.held.clear();
@@ -538,8 +543,8 @@ impl<'a> World<'a> {
         let t = self.seconds();
         let counters = self.transport.fabric.counters();
         let pairs = counters.iter().map(|((from, to), counters)| PairTraffic {
-            from: *from,
-            to: *to,
+            from,
+            to,
             bytes: counters.bytes,
             delivered: counters.delivered_bytes,
             dropped: counters.dropped_queue + counters.dropped_line + counters.dropped_cut,

@@ -353,7 +353,7 @@ impl Figures {
                 Some("loading data and building the model".into()),
             ),
             Standing::Ready(_) => {
-                let ready = |beat: &&skein_gossip::message::Beat| {
+                let ready = |beat: &&std::sync::Arc<skein_gossip::message::Beat>| {
                     matches!(beat.standing, Standing::Ready(_))
                 };
                 let n_ready = 1 + agreement.heard().values().filter(ready).count();

@@ -337,12 +337,12 @@ impl Peer {
                 self.trainer.others = view.members.len().saturating_sub(1);
                 self.learner
                     .set_shard(view.member(self.id).map_or(0, |member| member.slot));
-                self.exchange.set_view(tick(now), Some(&view), false);
+                self.exchange.set_view(tick(now), Some(view), false);
                 self.drain(now);
             }
             Output::Agreed => {
                 let view = self.agreement.view().cloned();
-                self.exchange.set_view(tick(now), view.as_ref(), true);
+                self.exchange.set_view(tick(now), view, true);
                 self.drain(now);
             }
             Output::Sync { from_step } => {
