@@ -94,8 +94,8 @@ pub struct Agreement {
     agreed: bool,
     /// Other members whose last beat does not name the view held.
     n_behind: usize,
-    /// Peers that were not told the view though their last beat named another one: which.
-    lagging: BTreeMap<PeerId, Option<Stamp>>,
+    /// Peers whose last beats all named the same other view: which, and how many beats.
+    lagging: BTreeMap<PeerId, (Option<Stamp>, u32)>,
     heard: BTreeMap<PeerId, Arc<Beat>>,
     /// The work of processes that is not (or no longer) in `heard`: the most that was heard.
     instances: BTreeMap<(PeerId, u64), Contribution>,

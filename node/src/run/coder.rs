@@ -4,6 +4,7 @@
 //! credits straight to the lanes, merged gradients to the trainer, notices to the driver.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use skein_gossip::exchange::{Exchange, Gradient, LinkStats, Mode, Output};
@@ -53,7 +54,7 @@ pub enum Input {
     /// The view, and whether every member is known to hold it.
     View {
         /// `None`: in no view.
-        view: Option<Box<View>>,
+        view: Option<Arc<View>>,
         /// See [`Exchange::set_view`].
         agreed: bool,
     },
@@ -170,7 +171,7 @@ impl CoderThread {
             Input::Spare(values) => *spare = Some(values),
             Input::Packet { from, bytes } => self.exchange.packet(now, from, &bytes),
             Input::Applied { from, seq } => self.exchange.applied(from, seq),
-            Input::View { view, agreed } => self.exchange.set_view(now, view.as_deref(), agreed),
+            Input::View { view, agreed } => self.exchange.set_view(now, view, agreed),
             Input::StartAt(step) => self.exchange.start_at(now, step),
             Input::Reconnected(peer) => self.exchange.reconnected(peer),
             Input::Tick | Input::End => self.exchange.tick(now),

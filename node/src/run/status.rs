@@ -372,10 +372,9 @@ impl Figures {
                 Some("loading data and building the model".into()),
             ),
             Standing::Ready(_) => {
-                let ready = |beat: &&skein_gossip::message::Beat| {
-                    matches!(beat.standing, Standing::Ready(_))
-                };
-                let n_ready = 1 + agreement.heard().values().filter(ready).count();
+                let beats = agreement.heard().values();
+                let ready = beats.filter(|beat| matches!(beat.standing, Standing::Ready(_)));
+                let n_ready = 1 + ready.count();
                 let reason = if agreement.heard().values().any(|beat| beat.view.is_some()) {
                     "waiting to be admitted by the peers that train".to_owned()
                 } else {

@@ -42,7 +42,7 @@ impl Driver {
                     });
                 }
                 Output::Agreed => {
-                    let view = self.agreement.view().cloned().map(Box::new);
+                    let view = self.agreement.view().cloned();
                     self.tell_coder(coder::Input::View { view, agreed: true });
                 }
                 Output::Sync { from_step } => {
