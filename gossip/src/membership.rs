@@ -305,8 +305,8 @@ mod tests {
         for n in 0..1000u16 {
             let [high, low] = n.to_be_bytes();
             membership.connected(at(0.0), PeerId([high, low].repeat(16).try_into().unwrap()));
-            let beats_per_s = membership.watched.len() as f64
-                / membership.times().beat_every.as_secs_f64();
+            let beats_per_s =
+                membership.watched.len() as f64 / membership.times().beat_every.as_secs_f64();
             assert!(beats_per_s <= 160.01, "{n}: {beats_per_s}");
             assert_eq!(membership.are_few(), usize::from(n) < FEW);
         }

@@ -107,7 +107,10 @@ impl Agreement {
         }
         let was_alive = self.membership.heard(now, from);
         let too_long = |reason: &String| reason.len() > MAX_REASON;
-        if beat.ending.as_ref().is_some_and(|ending| too_long(&ending.reason))
+        if beat
+            .ending
+            .as_ref()
+            .is_some_and(|ending| too_long(&ending.reason))
             && let Some(ending) = &mut Arc::make_mut(&mut beat).ending
         {
             truncate(&mut ending.reason);
@@ -164,9 +167,7 @@ impl Agreement {
             return false;
         }
         let before = self.heard.insert(from, beat.clone());
-        let mut is_news = before
-            .as_ref()
-            .is_none_or(|before| says_more(before, beat));
+        let mut is_news = before.as_ref().is_none_or(|before| says_more(before, beat));
         if let Some(view) = &self.view
             && view.contains(from)
         {

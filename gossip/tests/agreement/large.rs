@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use skein_gossip::ids::PeerId;
 use skein_gossip::membership::Config;
 use skein_gossip::view::Stamp;
 
@@ -48,7 +49,10 @@ impl Run {
     fn until(&mut self, phase: &str, patience: u64, done: impl Fn(&World) -> bool) {
         let deadline = self.world.now + patience * SECOND;
         while !done(&self.world) {
-            assert!(self.world.now < deadline, "{phase} takes longer than {patience} s");
+            assert!(
+                self.world.now < deadline,
+                "{phase} takes longer than {patience} s"
+            );
             self.world.run(self.world.now + 50 * MS);
         }
         self.report(phase);
@@ -122,7 +126,9 @@ fn a_large_job(seed: u64, n_peers: u16, mishap: Mishap) {
 
     // In the time of a beat each sends each other one, and nothing else.
     let before = run.world.network.traffic;
-    let every = Config::default().stretched(run.world.peers.len()).beat_every;
+    let every = Config::default()
+        .stretched(run.world.peers.len())
+        .beat_every;
     run.world.run(run.world.now + every.as_micros() as u64 - 1);
     let beats = run.world.network.traffic.beats.messages - before.beats.messages;
     let n_peers = run.world.peers.len() as u64;
@@ -159,6 +165,27 @@ fn spread(world: &World) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find(|line| line.starts_with("VmHWM"));
     println!("most memory so far: {}", peak.unwrap_or("unknown"));
+}
+
+/// More than few, so that what is new is told to the steward alone.
+#[test]
+fn both_sides_of_a_large_partition_find_each_other_again() {
+    for (seed, mishap) in [(5, Mishap::Late), (6, Mishap::Lost)] {
+        let mut run = Run::new(seed, 150, mishap);
+        run.until("start", 30, all_train_together);
+        let apart: BTreeSet<PeerId> = (1..=60).map(|n| id(2 * n)).collect();
+        run.world.at(run.world.now, Event::Split(apart));
+        run.until("split", 30, |world| {
+            let sizes = views(world);
+            let sizes: Vec<usize> = sizes.iter().flatten().map(|(_, size)| *size).collect();
+            sizes == [90, 60] || sizes == [60, 90]
+        });
+        assert_eq!(run.world.lost_samples, 0);
+        run.world.run(run.world.now + 3 * SECOND);
+        run.world.at(run.world.now, Event::Heal);
+        run.until("heal", 30, all_train_together);
+        assert!(run.world.lost_samples > 0, "the loss is told");
+    }
 }
 
 #[test]

@@ -296,7 +296,10 @@ impl World {
             assert!(state.weights.contains(digest), "closed without the weights");
         }
         let first = *self.closed_with.get_or_insert(digest);
-        assert!(first == digest, "two different models: {first:?}, {digest:?}");
+        assert!(
+            first == digest,
+            "two different models: {first:?}, {digest:?}"
+        );
     }
 
     fn is_up(&self, process: Process) -> bool {
@@ -311,9 +314,8 @@ impl World {
             return;
         }
         let state = &self.peers[&peer];
-        let reaches = |other: &&PeerId| {
-            self.peers.contains_key(other) && self.network.linked(peer, **other)
-        };
+        let reaches =
+            |other: &&PeerId| self.peers.contains_key(other) && self.network.linked(peer, **other);
         let retry = self.now + 300 * MS;
         let input = match work.clone() {
             Work::Sync => {
