@@ -55,7 +55,8 @@ pub fn steward_move<'a>(
         };
         if states
             .iter()
-            .any(|(_, state)| holds(state) || offers(state)) {
+            .any(|(_, state)| holds(state) || offers(state))
+        {
             return Move::Decide(decision);
         }
     }
@@ -145,7 +146,10 @@ mod tests {
 
     fn moves(me: u8, members: &[(PeerId, Option<EndingState>)]) -> Move {
         let states = members.iter();
-        steward_move(peer(me), states.map(|(peer, state)| (*peer, state.as_ref())))
+        steward_move(
+            peer(me),
+            states.map(|(peer, state)| (*peer, state.as_ref())),
+        )
     }
 
     #[test]
@@ -219,9 +223,6 @@ mod tests {
         let mut state = offers(0.0, 0);
         state.candidate = None;
         state.abstains = true;
-        assert_eq!(
-            moves(1, &[(peer(1), Some(state))]),
-            Move::CloseEmpty
-        );
+        assert_eq!(moves(1, &[(peer(1), Some(state))]), Move::CloseEmpty);
     }
 }

@@ -65,6 +65,13 @@ struct Watch {
     gap: Duration,
 }
 
+impl Watch {
+    fn patience(&self, times: &Config) -> Duration {
+        let most = times.silence_max.max(times.silence_min);
+        (self.gap * 3).clamp(times.silence_min, most)
+    }
+}
+
 /// The failure detector of one peer.
 #[derive(Debug)]
 pub struct Membership {
@@ -145,15 +152,22 @@ impl Membership {
         }
     }
 
-    /// Anything was heard from `peer`, so a connection to it is open.
-    pub fn heard(&mut self, now: Tick, peer: PeerId) {
+    /// Anything was heard from `peer`, so a connection to it is open. Returns whether it was alive before.
+    pub fn heard(&mut self, now: Tick, peer: PeerId) -> bool {
+        let times = &self.times;
         match self.watched.get_mut(&peer) {
             Some(watch) => {
                 let gap = now.since(watch.last_heard);
+                let was_alive = gap <= watch.patience(times);
                 watch.gap = gap.max(watch.gap * 7 / 8);
                 watch.last_heard = now;
+                was_alive
             }
-            None => self.connected(now, peer),
+            None => {
+                let was_alive = self.is_alive(now, peer);
+                self.connected(now, peer);
+                was_alive
+            }
         }
     }
 
@@ -185,7 +199,7 @@ impl Membership {
     /// When `peer` will be down if nothing more is heard of it; `None` if it is neither connected nor expected.
     pub fn down_at(&self, peer: PeerId) -> Option<Tick> {
         let (since, patience) = match self.watched.get(&peer) {
-            Some(watch) => (watch.last_heard, self.patience(watch)),
+            Some(watch) => (watch.last_heard, watch.patience(&self.times)),
             None => (*self.expected.get(&peer)?, self.times.silence_min),
         };
         // Silence of exactly the bound is still tolerated.
@@ -214,13 +228,6 @@ impl Membership {
 
     fn stretch(&mut self) {
         self.times = self.config.stretched(self.group());
-    }
-
-    fn patience(&self, watch: &Watch) -> Duration {
-        (watch.gap * 3).clamp(
-            self.times.silence_min,
-            self.times.silence_max.max(self.times.silence_min),
-        )
     }
 }
 
@@ -298,8 +305,8 @@ mod tests {
         for n in 0..1000u16 {
             let [high, low] = n.to_be_bytes();
             membership.connected(at(0.0), PeerId([high, low].repeat(16).try_into().unwrap()));
-            let beats_per_s = membership.watched.len() as f64
-                / membership.times().beat_every.as_secs_f64();
+            let beats_per_s =
+                membership.watched.len() as f64 / membership.times().beat_every.as_secs_f64();
             assert!(beats_per_s <= 160.01, "{n}: {beats_per_s}");
             assert_eq!(membership.are_few(), usize::from(n) < FEW);
         }

@@ -266,9 +266,8 @@ impl View {
             }
         }
         let joining: BTreeSet<PeerId> = joiners.iter().map(|joiner| joiner.peer).collect();
-        let stays = |member: &&Member| {
-            !gone.contains_key(&member.peer) && !joining.contains(&member.peer)
-        };
+        let stays =
+            |member: &&Member| !gone.contains_key(&member.peer) && !joining.contains(&member.peer);
         let kept: Vec<Member> = self.members.iter().filter(stays).copied().collect();
         let members = admit(kept, joiners, number, from_step);
         View {

@@ -290,7 +290,8 @@ fn a_member_that_vanishes_is_dropped_from_the_wait_at_once() {
         .view
         .successor(id(1), &[(id(3), Default::default())].into(), &[], 9);
     for n in [1, 2] {
-        mesh.of(n).set_view(NOW, Some(Arc::new(next.clone())), false);
+        mesh.of(n)
+            .set_view(NOW, Some(Arc::new(next.clone())), false);
     }
     mesh.deliver();
     assert_eq!(mesh.take(1).unwrap(), mesh.take(2).unwrap());
@@ -312,7 +313,8 @@ fn a_newcomer_is_waited_for_from_its_admission_on_and_not_before_all_know() {
     third.set_view(NOW, Some(Arc::new(next.clone())), false);
     mesh.peers.insert(id(3), third);
     for n in [1, 2] {
-        mesh.of(n).set_view(NOW, Some(Arc::new(next.clone())), false);
+        mesh.of(n)
+            .set_view(NOW, Some(Arc::new(next.clone())), false);
         mesh.of(n).gradient(NOW, own(0, &gradient(1))).unwrap();
     }
     mesh.deliver();

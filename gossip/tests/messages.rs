@@ -14,8 +14,11 @@ use skein_gossip::message::{
 };
 use skein_gossip::time::Tick;
 use skein_gossip::transfer::Manifest;
-use skein_gossip::view::{Contribution, Holding, Joiner, Stamp, View};
+use skein_gossip::view::{
+    Contribution, Holding, Joiner, MAX_ANCESTRY, MAX_MEMBERS, Retired, Stamp, View, ViewError,
+};
 use skein_gossip::wire::codec;
+use skein_gossip::wire::frame::FrameKind;
 
 fn peer(n: u8) -> PeerId {
     PeerId([n; 32])
@@ -121,6 +124,72 @@ fn input() -> impl Strategy<Value = Input> {
         any::<[u8; 32]>().prop_map(|digest| Input::Fetched(Digest(digest))),
         Just(Input::Tick),
     ]
+}
+
+/// The longest view there can be: no number of it takes fewer bytes than it may.
+#[test]
+fn the_longest_view_fits_a_control_frame() {
+    let peer = |n: usize| {
+        let [high, low] = (n as u16).to_be_bytes();
+        PeerId(std::array::from_fn(|i| if i % 2 == 0 { high } else { low }))
+    };
+    let holds = Holding {
+        samples: u64::MAX,
+        step: u64::MAX,
+        digest: Digest([255; 32]),
+    };
+    let joiners: Vec<Joiner> = (0..MAX_MEMBERS + 1)
+        .map(|n| Joiner {
+            peer: peer(n),
+            instance: u64::MAX,
+            batch: u32::MAX,
+            holds,
+        })
+        .collect();
+    let mut view = View::first(peer(0), &joiners).unwrap();
+    assert_eq!(view.members.len(), MAX_MEMBERS);
+    assert_eq!(view.validate(), Ok(()));
+    let number = u64::MAX - 1;
+    for (n, member) in view.members.iter_mut().enumerate() {
+        member.slot = u32::MAX - n as u32;
+        member.since = number;
+    }
+    let work = Contribution {
+        steps: u64::MAX,
+        samples: u64::MAX,
+        bytes_out: u64::MAX,
+        dense_bytes_out: u64::MAX,
+        computing_us: u64::MAX,
+        waiting_us: u64::MAX,
+        communicating_us: u64::MAX,
+    };
+    view.stamp.number = number;
+    view.retired = (0..MAX_MEMBERS)
+        .map(|n| Retired {
+            peer: peer(n),
+            instance: u64::MAX,
+            work,
+        })
+        .collect();
+    let ancestor = |n: usize| Stamp {
+        number: number - 1 - n as u64,
+        steward: peer(n),
+    };
+    view.ancestry = (0..MAX_ANCESTRY).map(ancestor).collect();
+    assert_eq!(view.validate(), Ok(()));
+
+    let view = Arc::new(view);
+    let bytes = codec::encode(&Message::View(JobId([1; 32]), view.clone()));
+    let bound = FrameKind::Control.bound() as usize;
+    assert!(bytes.len() <= bound, "{} of {bound} bytes", bytes.len());
+    let Message::View(_, back) = codec::decode(&bytes).unwrap() else {
+        panic!("a view went in")
+    };
+    assert_eq!(back, view);
+
+    let mut longer = View::clone(&view);
+    longer.members.push(longer.members[0]);
+    assert_eq!(longer.validate(), Err(ViewError::TooLong { number }));
 }
 
 proptest! {

@@ -9,6 +9,9 @@ use crate::message::{Beat, MAX_REASON, Standing};
 use crate::time::Tick;
 use crate::view::Stamp;
 
+/// How many members tell a peer that the steward did not reach.
+const LOWEST: usize = 8;
+
 impl Agreement {
     /// What this peer says of itself.
     pub fn own_beat(&self) -> Beat {
@@ -102,10 +105,12 @@ impl Agreement {
         if from == self.me {
             return false;
         }
-        let was_alive = self.membership.is_alive(now, from);
-        self.membership.heard(now, from);
+        let was_alive = self.membership.heard(now, from);
         let too_long = |reason: &String| reason.len() > MAX_REASON;
-        if beat.ending.as_ref().is_some_and(|ending| too_long(&ending.reason))
+        if beat
+            .ending
+            .as_ref()
+            .is_some_and(|ending| too_long(&ending.reason))
             && let Some(ending) = &mut Arc::make_mut(&mut beat).ending
         {
             truncate(&mut ending.reason);
@@ -130,32 +135,39 @@ impl Agreement {
         is_news || !was_alive
     }
 
-    /// The steward tells a peer that lags at once. Anybody else leaves it to the steward until that peer's next beat shows
-    /// that it has not moved: else all would tell it.
+    /// The steward tells a peer that lags at once. Where its next beat shows that it has not moved, the lowest members tell
+    /// it too (among few all do), and after one more all: else all would tell it at the same time.
     fn on_lagging(&mut self, peer: PeerId, holds: Option<Stamp>) {
-        let still = self.lagging.get(&peer) == Some(&holds);
-        if still || self.steward == self.me {
-            self.lagging.remove(&peer);
-            let view = self.view.iter();
-            self.outputs
-                .extend(view.map(|view| Output::SendView(peer, view.clone())));
-        } else if self.lagging.len() < membership::MAX_PEERS {
-            self.lagging.insert(peer, holds);
+        let Some(view) = &self.view else { return };
+        let n_beats = match self.lagging.get(&peer) {
+            Some((before, n_beats)) if *before == holds => n_beats.saturating_add(1),
+            _ => 1,
+        };
+        let is_low = || view.members.iter().take(LOWEST).any(|m| m.peer == self.me);
+        let tells = match n_beats {
+            1 => self.steward == self.me,
+            2 => self.steward == self.me || self.membership.are_few() || is_low(),
+            _ => true,
+        };
+        if tells {
+            let view = view.clone();
+            self.outputs.push_back(Output::SendView(peer, view));
+        }
+        if self.lagging.len() < membership::MAX_PEERS || self.lagging.contains_key(&peer) {
+            self.lagging.insert(peer, (holds, n_beats));
         }
     }
 
     /// Keeps the beat as the peer's last one. Whether it says anything new.
     fn remember(&mut self, now: Tick, from: PeerId, beat: &Arc<Beat>) -> bool {
-        if !self.heard.contains_key(&from)
-            && self.heard.len() >= membership::MAX_PEERS
+        if self.heard.len() >= membership::MAX_PEERS
+            && !self.heard.contains_key(&from)
             && !self.forget_one()
         {
             return false;
         }
         let before = self.heard.insert(from, beat.clone());
-        let mut is_news = before
-            .as_ref()
-            .is_none_or(|before| says_more(before, beat));
+        let mut is_news = before.as_ref().is_none_or(|before| says_more(before, beat));
         if let Some(view) = &self.view
             && view.contains(from)
         {

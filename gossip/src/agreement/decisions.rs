@@ -168,7 +168,10 @@ impl Agreement {
 
     fn work_of(&self, peer: PeerId, instance: u64) -> Contribution {
         let kept = self.instances.get(&(peer, instance)).copied();
-        let heard = self.heard.get(&peer).filter(|beat| beat.instance == instance);
+        let heard = self
+            .heard
+            .get(&peer)
+            .filter(|beat| beat.instance == instance);
         let heard = heard.map(|beat| beat.contribution);
         let both = kept.into_iter().chain(heard);
         both.max_by_key(|work| work.samples).unwrap_or_default()

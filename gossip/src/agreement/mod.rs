@@ -94,8 +94,8 @@ pub struct Agreement {
     agreed: bool,
     /// Other members whose last beat does not name the view held.
     n_behind: usize,
-    /// Peers that were not told the view though their last beat named another one: which.
-    lagging: BTreeMap<PeerId, Option<Stamp>>,
+    /// Peers whose last beats all named the same other view: which, and how many beats.
+    lagging: BTreeMap<PeerId, (Option<Stamp>, u32)>,
     heard: BTreeMap<PeerId, Arc<Beat>>,
     /// The work of processes that is not (or no longer) in `heard`: the most that was heard.
     instances: BTreeMap<(PeerId, u64), Contribution>,
@@ -297,17 +297,8 @@ impl Agreement {
 
     /// Who contributed what, those that are gone included.
     pub fn contributions(&self) -> BTreeMap<PeerId, Contribution> {
-        let mut instances = self.instances.clone();
-        for (peer, beat) in &self.heard {
-            count(&mut instances, (*peer, beat.instance), beat.contribution);
-        }
-        let retired = self.view.iter().flat_map(|view| &view.retired);
-        for gone in retired {
-            count(&mut instances, (gone.peer, gone.instance), gone.work);
-        }
-        count(&mut instances, (self.me, self.instance), self.progress.2);
         let mut all: BTreeMap<PeerId, Contribution> = BTreeMap::new();
-        for ((peer, _), work) in instances {
+        for (peer, work) in self.works() {
             all.entry(peer).or_default().add(&work);
         }
         all.retain(|_, contribution| contribution.samples > 0);
@@ -317,9 +308,27 @@ impl Agreement {
     /// Samples that the whole mesh has trained on, those behind the state it started from included.
     pub fn mesh_samples(&self) -> u64 {
         let started_from = self.view.as_ref().map_or(0, |view| view.origin.1.samples);
-        self.contributions()
-            .values()
-            .fold(started_from, |sum, work| sum.saturating_add(work.samples))
+        self.works().iter().fold(started_from, |sum, (_, work)| {
+            sum.saturating_add(work.samples)
+        })
+    }
+
+    /// The work of each process of each peer.
+    fn works(&self) -> Vec<(PeerId, Contribution)> {
+        let mut apart = self.instances.clone();
+        let retired = self.view.iter().flat_map(|view| &view.retired);
+        for gone in retired {
+            count(&mut apart, (gone.peer, gone.instance), gone.work);
+        }
+        count(&mut apart, (self.me, self.instance), self.progress.2);
+        let mut works = Vec::with_capacity(apart.len() + self.heard.len());
+        for (peer, beat) in &self.heard {
+            let kept = apart.remove(&(*peer, beat.instance)).unwrap_or_default();
+            let more = beat.contribution.samples >= kept.samples;
+            works.push((*peer, if more { beat.contribution } else { kept }));
+        }
+        works.extend(apart.into_iter().map(|((peer, _), work)| (peer, work)));
+        works
     }
 
     fn is_over(&self) -> bool {

@@ -67,17 +67,18 @@ impl Agreement {
                     .member(self.me)
                     .is_some_and(|before| before.since == mine.since)
         });
+        let held = self.view.clone();
+        let known = |peer| held.as_ref().is_some_and(|held| held.contains(peer));
         for member in &view.members {
-            let known = self
-                .view
-                .as_ref()
-                .is_some_and(|held| held.contains(member.peer));
+            if member.peer == self.me || known(member.peer) {
+                continue;
+            }
             // One that was met as this very process and is not connected is lost, not late.
             let met = self
                 .heard
                 .get(&member.peer)
                 .is_some_and(|beat| beat.instance == member.instance);
-            if !known && !met && member.peer != self.me {
+            if !met {
                 self.membership.expect(now, member.peer);
             }
         }

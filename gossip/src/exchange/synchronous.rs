@@ -210,7 +210,13 @@ impl Synchronous {
             return;
         }
         let mut members: Vec<Member> = waited_for(shared, step).copied().collect();
-        members.extend(shared.view.as_ref().and_then(|view| view.member(shared.me)).copied());
+        members.extend(
+            shared
+                .view
+                .as_ref()
+                .and_then(|view| view.member(shared.me))
+                .copied(),
+        );
         members.sort_by_key(|member| member.peer);
         let global: u64 = members.iter().map(|member| u64::from(member.batch)).sum();
         self.sum.resize(shared.n_values, 0.0);

@@ -2,20 +2,17 @@
 //!
 //! `cargo test -p skein-gossip --test agreement large -- --nocapture` also prints what it took.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use skein_gossip::ids::PeerId;
-use skein_gossip::message::Message;
+use skein_gossip::membership::Config;
 use skein_gossip::view::Stamp;
 
 use crate::network::{MS, Traffic};
-use crate::world::{Event, World, id};
+use crate::world::{Event, Peer, Spread, World, id};
 
 const SECOND: u64 = 1000 * MS;
-const N_PEERS: u16 = 1000;
-/// Beats that a peer may send or hear per second beyond the regular ones: news, and those of who lags.
-const N_BEATS: u64 = 160;
 
 /// What happens to a message now and then.
 #[derive(Clone, Copy, Debug)]
@@ -32,9 +29,10 @@ struct Run {
 }
 
 impl Run {
-    fn new(seed: u64, mishap: Mishap) -> Self {
-        let mut world = World::started(seed, N_PEERS);
+    fn new(seed: u64, n_peers: u16, mishap: Mishap) -> Self {
+        let mut world = World::started(seed, n_peers);
         world.step_every = 1000;
+        world.network.in_order = true;
         match mishap {
             Mishap::Late => world.network.late_of_1000 = 20,
             Mishap::Lost => world.network.lost_of_1000 = 20,
@@ -51,21 +49,10 @@ impl Run {
     fn until(&mut self, phase: &str, patience: u64, done: impl Fn(&World) -> bool) {
         let deadline = self.world.now + patience * SECOND;
         while !done(&self.world) {
-            if self.world.now >= deadline - 50 * MS {
-                println!("{:?}", views(&self.world));
-                let lowest = self.world.peers.first_key_value().unwrap();
-                let view = lowest.1.agreement.view().unwrap();
-                for m in &view.members {
-                    if !self.world.peers.contains_key(&m.peer) {
-                        println!("dead {:?} {:?} of {:?}", m, lowest.1.agreement.heard().contains_key(&m.peer), lowest.0);
-                    }
-                }
-                for (p, q) in &self.world.peers {
-                    if !view.contains(*p) { println!("out {p:?} {:?}", lowest.1.agreement.heard().get(p)); }
-                    if !q.training { println!("not training {p:?} {:?}", q.agreement.own_beat()); }
-                }
-            }
-            assert!(self.world.now < deadline, "{phase} takes longer than {patience} s");
+            assert!(
+                self.world.now < deadline,
+                "{phase} takes longer than {patience} s"
+            );
             self.world.run(self.world.now + 50 * MS);
         }
         self.report(phase);
@@ -97,7 +84,7 @@ impl Run {
 }
 
 fn views(world: &World) -> BTreeSet<Option<(Stamp, usize)>> {
-    let view = |peer: &crate::world::Peer| {
+    let view = |peer: &Peer| {
         let view = peer.agreement.view()?;
         Some((view.stamp, view.members.len()))
     };
@@ -113,8 +100,8 @@ fn all_train_together(world: &World) -> bool {
     views.len() == 1 && views.iter().all(whole) && world.peers.values().all(|peer| peer.training)
 }
 
-fn a_large_job(seed: u64, mishap: Mishap) {
-    let mut run = Run::new(seed, mishap);
+fn a_large_job(seed: u64, n_peers: u16, mishap: Mishap) {
+    let mut run = Run::new(seed, n_peers, mishap);
     run.until("start", 30, all_train_together);
 
     // One dies or joins every second; the first of all, who is the steward, dies too.
@@ -124,50 +111,105 @@ fn a_large_job(seed: u64, mishap: Mishap) {
         let event = match second {
             10 => Event::Kill(id(1)),
             _ if second % 2 == 0 => {
-                let n = run.world.between(2, N_PEERS.into());
+                let n = run.world.between(2, n_peers.into());
                 Event::Kill(id(n as u16))
             }
             // Below all others, and above.
             11 => Event::Start(id(0)),
-            _ => Event::Start(id(N_PEERS + second)),
+            _ => Event::Start(id(n_peers + second)),
         };
         run.world.at(at, event);
     }
     run.world.run(begin + 20 * SECOND);
     run.report("churn");
-    let sent = run.before.2.beats;
-    run.until("settling", 8, all_train_together);
+    run.until("settling", 30, all_train_together);
 
-    run.world.run(run.world.now + 10 * SECOND);
-    let quiet = run.world.network.traffic.beats.messages - run.before.2.beats.messages;
-    assert!(quiet <= N_BEATS * 11 * u64::from(N_PEERS), "{quiet} beats in 10 s");
+    // In the time of a beat each sends each other one, and nothing else.
+    let before = run.world.network.traffic;
+    let every = Config::default()
+        .stretched(run.world.peers.len())
+        .beat_every;
+    run.world.run(run.world.now + every.as_micros() as u64 - 1);
+    let beats = run.world.network.traffic.beats.messages - before.beats.messages;
+    let n_peers = run.world.peers.len() as u64;
+    assert!(beats <= n_peers * (n_peers - 1), "{beats} beats");
     run.report("quiet");
 
-    run.world.at(run.world.now, Event::Stop(id(7)));
+    let somebody = *run.world.peers.keys().nth(7).unwrap();
+    run.world.at(run.world.now, Event::Stop(somebody));
     run.until("end", 60, World::all_closed);
-    let _ = sent;
     spread(&run.world);
 }
 
+/// How long views took from their proposal to the last member, and until all knew that all hold them.
 fn spread(world: &World) {
+    let after = |at: u64, view: &Spread| at.saturating_sub(view.proposed) / MS;
+    let views = world.spread.values();
+    let mut held: Vec<u64> = views.map(|view| after(view.last_adopted, view)).collect();
+    held.sort_unstable();
+    println!(
+        "{} views; held by all after {} ms (median; most {} ms)",
+        held.len(),
+        held[held.len() / 2],
+        held[held.len() - 1]
+    );
     for (number, view) in &world.spread {
-        let after = |at: u64| at.saturating_sub(view.proposed) / MS;
-        println!(
-            "view {number}: held by all after {} ms, known to be after {} ms",
-            after(view.last_adopted),
-            after(view.agreed_last)
-        );
+        if view.n_agreed > 1 {
+            println!(
+                "view {number} known by {} to be held by all, after {} ms",
+                view.n_agreed,
+                after(view.agreed_last, view)
+            );
+        }
     }
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    println!("{:?}", status.lines().find(|line| line.starts_with("VmHWM")));
+    let peak = status.lines().find(|line| line.starts_with("VmHWM"));
+    println!("most memory so far: {}", peak.unwrap_or("unknown"));
+}
+
+/// More than few, so that what is new is told to the steward alone.
+#[test]
+fn both_sides_of_a_large_partition_find_each_other_again() {
+    for (seed, mishap) in [(5, Mishap::Late), (6, Mishap::Lost)] {
+        let mut run = Run::new(seed, 150, mishap);
+        run.until("start", 30, all_train_together);
+        let apart: BTreeSet<PeerId> = (1..=60).map(|n| id(2 * n)).collect();
+        run.world.at(run.world.now, Event::Split(apart));
+        run.until("split", 30, |world| {
+            let sizes = views(world);
+            let sizes: Vec<usize> = sizes.iter().flatten().map(|(_, size)| *size).collect();
+            sizes == [90, 60] || sizes == [60, 90]
+        });
+        assert_eq!(run.world.lost_samples, 0);
+        run.world.run(run.world.now + 3 * SECOND);
+        run.world.at(run.world.now, Event::Heal);
+        run.until("heal", 30, all_train_together);
+        assert!(run.world.lost_samples > 0, "the loss is told");
+    }
 }
 
 #[test]
-fn late() {
-    a_large_job(1, Mishap::Late);
+fn three_hundred_agree_though_messages_are_late() {
+    for seed in 0..2 {
+        a_large_job(seed, 300, Mishap::Late);
+    }
 }
 
 #[test]
-fn lost() {
-    a_large_job(2, Mishap::Lost);
+fn three_hundred_agree_though_messages_are_lost() {
+    for seed in 2..4 {
+        a_large_job(seed, 300, Mishap::Lost);
+    }
+}
+
+#[test]
+#[ignore = "takes most of a minute: the same with 300 peers runs by default"]
+fn a_thousand_agree_though_messages_are_late() {
+    a_large_job(1, 1000, Mishap::Late);
+}
+
+#[test]
+#[ignore = "takes most of a minute: the same with 300 peers runs by default"]
+fn a_thousand_agree_though_messages_are_lost() {
+    a_large_job(2, 1000, Mishap::Lost);
 }

@@ -32,6 +32,8 @@ pub(crate) struct Network {
     pub(crate) late_of_1000: u64,
     /// Of a thousand messages, how many never arrive.
     pub(crate) lost_of_1000: u64,
+    /// Messages of a link arrive in their order, as on a stream; else each has a delay of its own.
+    pub(crate) in_order: bool,
     /// The peers on the one side of a partition.
     pub(crate) apart: BTreeSet<PeerId>,
     pub(crate) traffic: Traffic,
@@ -55,16 +57,20 @@ impl Network {
         to: PeerId,
     ) -> Option<u64> {
         let link = (from, to);
-        let mut at = now + between(rng, 1, 30) * MS;
+        let delay = match self.in_order {
+            true => 1 + link_number(from, to) % 30,
+            false => between(rng, 1, 30),
+        };
+        let mut at = now + delay * MS;
         if self.lost_of_1000 > 0 && between(rng, 0, 999) < self.lost_of_1000 {
             return None;
         }
         if self.late_of_1000 > 0 {
             if let Some(until) = self.stalled.get(&link).copied() {
+                at = at.max(until);
                 if until < now {
                     self.stalled.remove(&link);
                 }
-                at = at.max(until);
             }
             if between(rng, 0, 999) < self.late_of_1000 {
                 at += between(rng, 200, 1000) * MS;
@@ -108,4 +114,10 @@ impl Network {
 
 pub(crate) fn between(rng: &mut ChaCha8Rng, low: u64, high: u64) -> u64 {
     low + rng.next_u64() % (high - low + 1)
+}
+
+/// A number that is the same for each message from the one to the other.
+fn link_number(from: PeerId, to: PeerId) -> u64 {
+    let number = |peer: PeerId| u64::from(peer.0[0]) << 8 | u64::from(peer.0[1]);
+    (number(from) * 65_521 + number(to) * 31_337) >> 4
 }

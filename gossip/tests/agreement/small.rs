@@ -183,7 +183,10 @@ fn the_same_seed_gives_the_same_run() {
         world.at(seconds(6.0), Event::Kill(id(1)));
         world.at(seconds(8.0), Event::Stop(id(2)));
         world.run(seconds(20.0));
-        (world.n_events, format!("{:?}", world.peers[&id(2)].agreement))
+        (
+            world.n_events,
+            format!("{:?}", world.peers[&id(2)].agreement),
+        )
     };
     assert_eq!(trace(3), trace(3));
 }

@@ -63,6 +63,7 @@ pub(crate) struct Spread {
     pub(crate) proposed: u64,
     pub(crate) last_adopted: u64,
     pub(crate) agreed_last: u64,
+    pub(crate) n_agreed: usize,
 }
 
 pub(crate) struct World {
@@ -227,6 +228,7 @@ impl World {
                 let number = view.map_or(0, |view| view.stamp.number);
                 if let Some(spread) = self.spread.get_mut(&number) {
                     spread.agreed_last = self.now;
+                    spread.n_agreed += 1;
                 }
             }
             Output::Sync { .. } => {
@@ -280,6 +282,7 @@ impl World {
             proposed: self.now,
             last_adopted: 0,
             agreed_last: 0,
+            n_agreed: 0,
         });
         spread.last_adopted = self.now;
     }
@@ -293,7 +296,10 @@ impl World {
             assert!(state.weights.contains(digest), "closed without the weights");
         }
         let first = *self.closed_with.get_or_insert(digest);
-        assert!(first == digest, "two different models: {first:?}, {digest:?}");
+        assert!(
+            first == digest,
+            "two different models: {first:?}, {digest:?}"
+        );
     }
 
     fn is_up(&self, process: Process) -> bool {
@@ -308,9 +314,8 @@ impl World {
             return;
         }
         let state = &self.peers[&peer];
-        let reaches = |other: &&PeerId| {
-            self.peers.contains_key(other) && self.network.linked(peer, **other)
-        };
+        let reaches =
+            |other: &&PeerId| self.peers.contains_key(other) && self.network.linked(peer, **other);
         let retry = self.now + 300 * MS;
         let input = match work.clone() {
             Work::Sync => {

@@ -181,14 +181,33 @@ impl Figures {
         if self.closed {
             return None;
         }
-        let seconds = began.elapsed().as_secs_f64();
-        self.stop
-            .enough(self.step, samples_mesh, self.train_len, seconds)
+        if let Some(steps) = self.stop.steps.filter(|steps| self.step >= *steps) {
+            return Some(format!("stop.steps = {steps} reached"));
+        }
+        if let Some(epochs) = self.stop.epochs
+            && self.train_len > 0
+            && samples_mesh as f64 >= epochs * self.train_len as f64
+        {
+            return Some(format!("stop.epochs = {epochs} reached"));
+        }
+        let seconds = self
+            .stop
+            .seconds
+            .filter(|seconds| began.elapsed().as_secs_f64() >= *seconds)?;
+        Some(format!("stop.seconds = {seconds} reached"))
     }
 
     /// Why training is enough, by an evaluation of the whole validation set.
     pub(super) fn target_met(&self, evaluation: &Evaluation) -> Option<String> {
-        self.stop.target_met(evaluation.accuracy, evaluation.loss)
+        if let Some(accuracy) = self
+            .stop
+            .accuracy
+            .filter(|target| evaluation.accuracy >= *target)
+        {
+            return Some(format!("stop.accuracy = {accuracy} reached"));
+        }
+        let loss = self.stop.loss.filter(|target| evaluation.loss <= *target)?;
+        Some(format!("stop.loss = {loss} reached"))
     }
 
     pub(super) fn closed(&mut self, decision: Option<Decision>) {
@@ -353,10 +372,9 @@ impl Figures {
                 Some("loading data and building the model".into()),
             ),
             Standing::Ready(_) => {
-                let ready = |beat: &&std::sync::Arc<skein_gossip::message::Beat>| {
-                    matches!(beat.standing, Standing::Ready(_))
-                };
-                let n_ready = 1 + agreement.heard().values().filter(ready).count();
+                let beats = agreement.heard().values();
+                let ready = beats.filter(|beat| matches!(beat.standing, Standing::Ready(_)));
+                let n_ready = 1 + ready.count();
                 let reason = if agreement.heard().values().any(|beat| beat.view.is_some()) {
                     "waiting to be admitted by the peers that train".to_owned()
                 } else {
