@@ -4,15 +4,18 @@
 //! [`link`](crate::link). One thread, one queue of events, every draw from the seed: a run repeats to the byte, and its hash says
 //! so. After every event `checks` looks for what must never happen; what it finds comes with the command that replays it.
 //!
-//! `queue`, `transport` and `learner` are the parts of a simulated device, `peer` drives them as the node does, `world` is the run.
+//! `queue`, `transport` and `learner` are the parts of a simulated device, `peer` drives them as the node does, `world` is the
+//! run, with its `devices`, their `faults`, and the `recording` of it.
 
 mod queue;
 mod transport;
 mod learner;
 mod peer;
 mod checks;
-mod faults;
 mod world;
+mod devices;
+mod faults;
+mod recording;
 
 use crate::record::{Progress, Record};
 use crate::scenario::Scenario;

@@ -12,23 +12,15 @@ use skein_node::job::JobFile;
 
 use super::SimError;
 use super::checks::Checks;
-use super::learner::Learner;
-use super::peer::{Disk, Effect, Job, Message, Peer, Work};
+use super::devices::Device;
+use super::peer::{Effect, Job, Message, Peer, Work};
 use super::queue::Queue;
 use super::transport::{Delivery, LANE_BOUNDS, NetEvent, Transport};
 use crate::link::{Fabric, Nanos, NodeIndex, sub_seed};
-use crate::record::{Mark, Metric, NodeRecord, PairTraffic, Progress, Record, Traffic, Usage};
+use crate::record::{Mark, Metric, Progress, Record, Traffic, Usage};
 use crate::scenario::{Problem, Program, Scenario};
 
 pub(super) const SECOND: Nanos = 1_000_000_000;
-/// Peers hear of each other by mDNS within this time of a start: in 60 real starts 0.2 to 2 s, median 1 s.
-const DISCOVERY: (Nanos, Nanos) = (200_000_000, 1_800_000_000);
-/// Round trips of TCP, the mesh key, Noise and Yamux before a connection carries messages.
-const HANDSHAKE: u64 = 4;
-/// Samples of traffic and usage that a record keeps.
-const MOST_SAMPLES: u64 = 600;
-/// Runs of more nodes keep no traffic but that of the end.
-const MANY: usize = 64;
 
 /// An event of a run.
 #[derive(Debug)]
@@ -50,44 +42,26 @@ pub(super) enum Event {
     Sample,
 }
 
-/// A device.
-#[derive(Debug, Default)]
-pub(super) struct Device {
-    pub(super) peer: Option<Peer>,
-    /// Which start this is: events of earlier ones are void.
-    pub(super) life: u32,
-    pub(super) is_stopped: bool,
-    /// What happens to it once it is continued.
-    pub(super) held: Vec<Event>,
-    /// What arrived meanwhile: the kernel takes it.
-    pub(super) inbox: Vec<(NodeIndex, Message)>,
-    pub(super) disk: Option<Disk>,
-    pub(super) share: Option<f64>,
-    lives: Vec<[f64; 2]>,
-    metrics: Vec<Metric>,
-    used: u64,
-}
-
 /// A run.
 #[derive(Debug)]
 pub(super) struct World<'a> {
     pub(super) scenario: &'a Scenario,
-    job: Arc<Job>,
-    data: Option<Arc<Splits>>,
-    ids: Vec<PeerId>,
+    pub(super) job: Arc<Job>,
+    pub(super) data: Option<Arc<Splits>>,
+    pub(super) ids: Vec<PeerId>,
     /// Looked up for every message; never walked, so its order does not matter.
-    ranks: HashMap<PeerId, NodeIndex>,
+    pub(super) ranks: HashMap<PeerId, NodeIndex>,
     pub(super) now: Nanos,
     pub(super) queue: Queue<Event>,
     pub(super) transport: Transport<Message>,
     pub(super) devices: Vec<Device>,
     pub(super) rng: ChaCha8Rng,
-    checks: Checks,
-    hash: blake3::Hasher,
-    starts: u64,
+    pub(super) checks: Checks,
+    pub(super) hash: blake3::Hasher,
+    pub(super) starts: u64,
     pub(super) marks: Vec<Mark>,
-    traffic: Vec<Traffic>,
-    usage: Vec<Vec<Usage>>,
+    pub(super) traffic: Vec<Traffic>,
+    pub(super) usage: Vec<Vec<Usage>>,
     pub(super) last_fault: Nanos,
     pub(super) pending: Vec<usize>,
     is_over: bool,
@@ -377,111 +351,6 @@ impl<'a> World<'a> {
         self.is_over = true;
     }
 
-    pub(super) fn start(&mut self, rank: NodeIndex) -> Result<(), String> {
-        if self.devices[rank].peer.is_some() {
-            return Ok(());
-        }
-        let node = &self.scenario.nodes[rank];
-        self.starts += 1;
-        let id = self.ids[rank];
-        let learner = match (&self.scenario.sim.problem, &self.data) {
-            (Problem::Toy { dimensions }, _) => {
-                let seed = sub_seed(self.scenario.seed, self.starts, 12);
-                Learner::toy(*dimensions, &self.job.file, seed)
-            }
-            (Problem::Job, Some(data)) => Learner::of_job(&self.job.file, data)?,
-            (Problem::Job, None) => return Err("the job has no data".into()),
-        };
-        let device = &mut self.devices[rank];
-        device.life += 1;
-        device.is_stopped = false;
-        device.lives.push([self.now as f64 / 1e9, f64::NAN]);
-        let who = (id, self.starts);
-        let cores = (device.share, node.threads);
-        let disk = device.disk.clone();
-        device.peer = Some(Peer::new(
-            self.now,
-            self.job.clone(),
-            who,
-            learner,
-            cores,
-            disk,
-        )?);
-        for other in 0..self.devices.len() {
-            if other != rank && self.devices[other].peer.is_some() {
-                let found = self.between(DISCOVERY);
-                self.meet(rank, other, found);
-            }
-        }
-        Ok(())
-    }
-
-    /// Two devices connect this much later, if they reach each other.
-    pub(super) fn meet(&mut self, a: NodeIndex, b: NodeIndex, after: Nanos) {
-        let trip = self.transport.delay(a, b) + self.transport.delay(b, a);
-        let at = self.now + after + HANDSHAKE * trip;
-        let ends = [a, b].map(|rank| (rank, self.devices[rank].life));
-        self.queue.push(at, Event::Connected(ends));
-    }
-
-    fn on_connected(&mut self, ends: [(NodeIndex, u32); 2]) -> Result<(), String> {
-        let [(a, _), (b, _)] = ends;
-        let is_current = |(rank, life): (NodeIndex, u32)| {
-            self.devices[rank].life == life && self.devices[rank].peer.is_some()
-        };
-        if !ends.into_iter().all(is_current) || self.transport.is_connected(a, b) {
-            return Ok(());
-        }
-        let reaches = self.transport.fabric.reaches(a, b) && self.transport.fabric.reaches(b, a);
-        if !reaches || ends.iter().any(|(rank, _)| self.devices[*rank].is_stopped) {
-            // Dialled again after a while.
-            let pause = self.between((SECOND, 3 * SECOND));
-            self.meet(a, b, pause);
-            return Ok(());
-        }
-        self.transport.connect(a, b);
-        for (rank, other) in [(a, b), (b, a)] {
-            let id = self.ids[other];
-            if let Some(peer) = &mut self.devices[rank].peer {
-                peer.connected(self.now, id);
-            }
-            self.after(rank)?;
-        }
-        Ok(())
-    }
-
-    /// The peer's process is gone; the others learn it from their connections.
-    pub(super) fn gone(&mut self, rank: NodeIndex) {
-        let seconds = self.seconds();
-        let device = &mut self.devices[rank];
-        let Some(mut peer) = device.peer.take() else {
-            return;
-        };
-        device.disk = peer.disk.take();
-        self.checks.trained(&peer, true);
-        device.used += peer.used;
-        device.is_stopped = false;
-        device.held.clear();
-        device.inbox.clear();
-        if let Some(life) = device.lives.last_mut() {
-            life[1] = seconds;
-        }
-        let id = self.ids[rank];
-        for other in 0..self.devices.len() {
-            if other == rank || !self.transport.is_connected(rank, other) {
-                continue;
-            }
-            let notice = self.transport.delay(rank, other);
-            let reaches = self.transport.fabric.reaches(rank, other);
-            self.transport.disconnect(rank, other);
-            // Across a cut nobody says that a connection is gone; silence must do.
-            if reaches {
-                let end = (other, self.devices[other].life);
-                self.queue.push(self.now + notice, Event::Lost(end, id));
-            }
-        }
-    }
-
     pub(super) fn between(&mut self, (low, high): (Nanos, Nanos)) -> Nanos {
         low + self.rng.next_u64() % (high - low + 1)
     }
@@ -528,84 +397,6 @@ impl<'a> World<'a> {
         };
         let steps = peers().map(Peer::step).max().unwrap_or(0);
         format!("{} peers, step {steps}", peers().count())
-    }
-
-    fn sample(&mut self) {
-        let end = self.scenario.end.after.as_nanos() as Nanos;
-        let every = (end / MOST_SAMPLES).max(SECOND);
-        if self.devices.len() <= MANY {
-            self.sample_now();
-        }
-        self.queue.push(self.now + every, Event::Sample);
-    }
-
-    fn sample_now(&mut self) {
-        let t = self.seconds();
-        let counters = self.transport.fabric.counters();
-        let pairs = counters.iter().map(|((from, to), counters)| PairTraffic {
-            from,
-            to,
-            bytes: counters.bytes,
-            delivered: counters.delivered_bytes,
-            dropped: counters.dropped_queue + counters.dropped_line + counters.dropped_cut,
-        });
-        self.traffic.push(Traffic {
-            t,
-            pairs: pairs.collect(),
-        });
-        for (usage, device) in self.usage.iter_mut().zip(&self.devices) {
-            let peer = device.peer.as_ref();
-            usage.push(Usage {
-                t,
-                cpu_s: (device.used + peer.map_or(0, |peer| peer.used)) as f64 / 1e9,
-                rss_bytes: peer.map_or(0, Peer::arena_bytes),
-            });
-        }
-    }
-
-    fn record(mut self, speed: f64) -> Record {
-        self.sample_now();
-        let end = self.seconds();
-        for device in &self.devices {
-            if let Some(peer) = &device.peer {
-                self.hash.update(&peer.step().to_le_bytes());
-                self.hash.update(&peer.weights_hash());
-            }
-        }
-        let nodes = self.scenario.nodes.iter().zip(self.devices).zip(self.usage);
-        let nodes = nodes
-            .zip(&self.ids)
-            .map(|(((node, mut device), usage), id)| {
-                for life in &mut device.lives {
-                    if life[1].is_nan() {
-                        life[1] = end;
-                    }
-                }
-                NodeRecord {
-                    name: node.name.clone(),
-                    group: node.group.clone(),
-                    cpu: node.cpu,
-                    peer: Some(id.short()),
-                    metrics: device.metrics,
-                    usage,
-                    lives: device.lives,
-                }
-            });
-        Record {
-            scenario: self.scenario.name.clone(),
-            variant: self.scenario.variant.clone(),
-            engine: "sim".into(),
-            seed: self.scenario.seed,
-            duration_s: end,
-            machine: "virtual".into(),
-            nodes: nodes.collect(),
-            traffic: self.traffic,
-            marks: self.marks,
-            not_applied: Vec::new(),
-            switch_cpu_s: None,
-            trace_hash: Some(self.hash.finalize().to_hex().to_string()),
-            speed: Some(speed),
-        }
     }
 }
 

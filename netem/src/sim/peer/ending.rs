@@ -46,7 +46,7 @@ impl Peer {
         }
         let best = best.filter(|(_, evaluation, _)| evaluation.loss.is_finite());
         let takes = self.look_takes(rows);
-        self.later(takes, Work::Judged(Judged(best)));
+        self.later(takes, Work::Judged(Box::new(Judged(best))));
     }
 
     pub(super) fn on_judged(&mut self, now: Nanos, judged: Judged) {

@@ -2,16 +2,18 @@
 //! and the coder's threads as virtual time.
 //!
 //! In: messages that arrived, connections, work that is done. Out: [`Effect`]s for the world. `training` is the trainer,
-//! `fetching` the copies between peers, `ending` the end of the job.
+//! `outputs` carries out what the two
+//! machines want, `fetching` are the copies between peers, `ending` is the end of the job.
 
 mod ending;
 mod fetching;
+mod outputs;
 mod training;
 
 use std::sync::Arc;
 
 use serde_json::Value;
-use skein_gossip::agreement::{Agreement, Config, Input, Output};
+use skein_gossip::agreement::{Agreement, Config, Input};
 use skein_gossip::exchange::{self, Exchange, Mode};
 use skein_gossip::gradient::layout::Layout;
 use skein_gossip::gradient::values::Values;
@@ -19,7 +21,6 @@ use skein_gossip::ids::{Digest, JobId, PeerId};
 use skein_gossip::message::{Decision, Message as Gossip};
 use skein_gossip::time::Tick;
 use skein_gossip::view::{Contribution, Holding};
-use skein_gossip::wire::codec;
 use skein_node::job::{ExchangeMode, JobFile, ValueFormat};
 use skein_node::run::journal::Entry;
 
@@ -81,7 +82,7 @@ pub(super) enum Work {
     Prepared,
     StepDone,
     Looked,
-    Judged(Judged),
+    Judged(Box<Judged>),
     Retry { attempt: u64 },
     Tick,
 }
@@ -90,7 +91,6 @@ pub(super) enum Work {
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) id: PeerId,
-    pub(super) instance: u64,
     job: Arc<Job>,
     pub(super) agreement: Agreement,
     pub(super) exchange: Exchange,
@@ -155,7 +155,6 @@ impl Peer {
         }
         let mut peer = Self {
             id,
-            instance,
             agreement: Agreement::new(settings, id, instance, tick(now)),
             exchange,
             trainer: Trainer::new(step, layout.n_values()),
@@ -250,7 +249,7 @@ impl Peer {
             Work::Prepared => self.on_prepared(now),
             Work::StepDone => self.on_step_done(now),
             Work::Looked => self.on_looked(now),
-            Work::Judged(judged) => self.on_judged(now, judged),
+            Work::Judged(judged) => self.on_judged(now, *judged),
             Work::Retry { attempt } => self.on_retry(now, attempt),
             Work::Tick => {
                 self.next_tick = Nanos::MAX;
@@ -316,112 +315,6 @@ impl Peer {
             self.next_tick = wakeup.max(now);
             self.later(self.next_tick - now, Work::Tick);
         }
-    }
-
-    fn carry_out(&mut self, now: Nanos, output: Output) {
-        let id = self.job.id;
-        match output {
-            Output::SendBeat(to, beat) => self.tell(to, Gossip::Beat(id, beat)),
-            Output::SendView(to, view) => self.tell(to, Gossip::View(id, view)),
-            Output::Adopted(view) => {
-                self.began.get_or_insert(now);
-                let members = view.members.iter().map(|member| member.peer.short());
-                let entry = Entry::View {
-                    number: view.stamp.number,
-                    steward: view.stamp.steward.short(),
-                    members: members.collect(),
-                    global_batch: view.global_batch(),
-                };
-                self.write(now, &entry);
-                self.trainer.global_batch = view.global_batch().max(1);
-                self.trainer.others = view.members.len().saturating_sub(1);
-                self.learner
-                    .set_shard(view.member(self.id).map_or(0, |member| member.slot));
-                self.exchange.set_view(tick(now), Some(view), false);
-                self.drain(now);
-            }
-            Output::Agreed => {
-                let view = self.agreement.view().cloned();
-                self.exchange.set_view(tick(now), view, true);
-                self.drain(now);
-            }
-            Output::Sync { from_step } => {
-                self.pause(now);
-                self.fetching = Fetching::Replica { from_step };
-                self.try_fetch(now);
-            }
-            Output::Train => {
-                self.exchange.start_at(tick(now), self.trainer.step);
-                self.drain(now);
-                self.train(now);
-            }
-            Output::Pause { lost_samples } => {
-                self.fetching = Fetching::Nothing;
-                self.pause(now);
-                self.exchange.set_view(tick(now), None, false);
-                self.drain(now);
-                self.write(now, &Entry::Paused { lost_samples });
-            }
-            Output::End { reason, abstain } => {
-                self.write(now, &Entry::Ending { reason: &reason });
-                self.fetching = Fetching::Nothing;
-                self.pause(now);
-                self.exchange.set_view(tick(now), None, false);
-                self.drain(now);
-                if !abstain {
-                    self.judge_at_boundary(now);
-                }
-            }
-            Output::Fetch(decision) => {
-                self.fetching = Fetching::Weights { decision };
-                self.try_fetch(now);
-            }
-            Output::Closed(decision) => self.close(now, decision),
-        }
-    }
-
-    /// What the exchange wants.
-    fn drain(&mut self, now: Nanos) {
-        let mut ready = None;
-        while let Some(output) = self.exchange.poll() {
-            match output {
-                exchange::Output::Send { to, seq, packet } => {
-                    self.spend_on_packet();
-                    self.effects.push(Effect::Send {
-                        to,
-                        lane: Lane::Update,
-                        bytes: packet.len(),
-                        message: Message::Update { seq, packet },
-                    });
-                }
-                exchange::Output::Applied { to, seq } => {
-                    self.tell(to, Gossip::Applied(self.job.id, seq));
-                }
-                exchange::Output::Refused { from, reason } => {
-                    let peer = from.short();
-                    self.write(
-                        now,
-                        &Entry::Refused {
-                            peer,
-                            reason: &reason,
-                        },
-                    );
-                }
-                exchange::Output::Ready { step } => ready = Some(step),
-            }
-        }
-        if let Some(step) = ready {
-            self.on_ready(now, step);
-        }
-    }
-
-    fn tell(&mut self, to: PeerId, message: Gossip) {
-        self.effects.push(Effect::Send {
-            to,
-            lane: Lane::Control,
-            bytes: codec::encode(&message).len(),
-            message: Message::Gossip(message),
-        });
     }
 
     fn later(&mut self, after: Nanos, work: Work) {
