@@ -214,7 +214,9 @@ impl World {
     fn carry_out(&mut self, process: Process, output: Output) {
         let peer = process.0;
         match &output {
-            Output::SendBeat(to, _) | Output::SendView(to, _) if self.network.linked(peer, *to) => {
+            Output::SendBeat(to, _) | Output::SendView(to, _) | Output::SendChange(to, _)
+                if self.network.linked(peer, *to) =>
+            {
                 self.network.weigh(&output);
             }
             _ => {}
@@ -222,6 +224,7 @@ impl World {
         match output {
             Output::SendBeat(to, beat) => self.send(process, to, Input::Beat(peer, beat)),
             Output::SendView(to, view) => self.send(process, to, Input::View(peer, view)),
+            Output::SendChange(to, change) => self.send(process, to, Input::Change(peer, change)),
             Output::Adopted(view) => self.adopted(&view),
             Output::Agreed => {
                 let view = self.peers[&peer].agreement.view();
