@@ -3,6 +3,7 @@
 //! The steward (the lowest member alive) proposes a successor when a member falls out or a joiner is ready; anybody
 //! adopts a successor of the view it holds. After a network partition two lines of views exist: both sides see
 //! the same two views and so pick the same winner, [`View::wins_over`]; the losing side joins the winning one again.
+//! Of many members only what changes is sent, [`Change`]; whoever does not hold the view before is told the whole.
 //! Messages are stamped with the view they were sent in, and [`View::admits`] fences what is older than the sender's
 //! admission.
 
