@@ -118,12 +118,12 @@ impl Agreement {
         {
             truncate(&mut ending.reason);
         }
-        let member = self.view.as_ref().and_then(|view| view.member(from));
-        let is_member = member.is_some();
         let lags = match (&self.view, beat.view) {
             // Views of two lines are compared by both sides, so each tells its own.
             (Some(mine), Some(theirs)) => mine.stamp != theirs,
-            (Some(_), None) => member.is_some_and(|member| member.instance == beat.instance),
+            (Some(mine), None) => mine
+                .member(from)
+                .is_some_and(|member| member.instance == beat.instance),
             (None, _) => false,
         };
         if lags {
@@ -133,6 +133,7 @@ impl Agreement {
         }
         let is_news = self.remember(now, from, &beat);
         if let Some(state) = &beat.ending {
+            let is_member = self.view.as_ref().is_some_and(|view| view.contains(from));
             self.on_ending(now, is_member, state);
         }
         is_news || !was_alive
@@ -177,15 +178,13 @@ impl Agreement {
         }
         let before = self.heard.insert(from, beat.clone());
         let mut is_news = before.as_ref().is_none_or(|before| says_more(before, beat));
-        if let Some(view) = &self.view
-            && view.contains(from)
-        {
-            let held = before
-                .as_ref()
-                .is_some_and(|before| before.view == Some(view.stamp));
-            let holds = beat.view == Some(view.stamp);
-            self.n_behind = self.n_behind + usize::from(held) - usize::from(holds);
-            is_news |= holds && !held && self.n_behind == 0;
+        if let Some(view) = &self.view {
+            let names = |beat: &Arc<Beat>| beat.view == Some(view.stamp);
+            let (held, holds) = (before.as_ref().is_some_and(names), names(beat));
+            if held != holds && view.contains(from) {
+                self.n_behind = self.n_behind + usize::from(held) - usize::from(holds);
+                is_news |= self.n_behind == 0;
+            }
         }
         let is_ready = matches!(beat.standing, Standing::Ready(_));
         self.start.heard(now, from, is_ready);
