@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Digest, JobId, PeerId};
-use crate::view::{Contribution, Holding, Stamp, View};
+use crate::view::{Change, Contribution, Holding, Stamp, View};
 
 /// Longest reason text carried in a message; longer ones are cut by the sender and refused by the receiver.
 pub const MAX_REASON: usize = 300;
@@ -28,6 +28,8 @@ pub enum Message {
     Applied(JobId, u64),
     /// A user of the sender asks for the end of the job, and why.
     Stop(JobId, String),
+    /// The next view of one job, for those that hold the one before.
+    Change(JobId, Arc<Change>),
 }
 
 /// Where a peer stands in a job.

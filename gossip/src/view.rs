@@ -3,6 +3,7 @@
 //! The steward (the lowest member alive) proposes a successor when a member falls out or a joiner is ready; anybody
 //! adopts a successor of the view it holds. After a network partition two lines of views exist: both sides see
 //! the same two views and so pick the same winner, [`View::wins_over`]; the losing side joins the winning one again.
+//! Of many members only what changes is sent, [`Change`]; whoever does not hold the view before is told the whole.
 //! Messages are stamped with the view they were sent in, and [`View::admits`] fences what is older than the sender's
 //! admission.
 
@@ -116,6 +117,20 @@ pub struct View {
     pub ancestry: Vec<Stamp>,
     /// What members that are gone had contributed.
     pub retired: Vec<Retired>,
+}
+
+/// What a view differs in from the one before it: of many members a few come and go, and whoever holds the one can make the
+/// other.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// The view that is changed.
+    pub before: Stamp,
+    /// The view that comes of it.
+    pub stamp: Stamp,
+    /// Members that fall out.
+    pub gone: Vec<Retired>,
+    /// Members that are admitted, those admitted anew included.
+    pub admitted: Vec<Member>,
 }
 
 /// Why a view from the network was refused.
@@ -249,29 +264,60 @@ impl View {
         joiners: &[Joiner],
         from_step: u64,
     ) -> View {
+        self.after(&self.change(steward, gone, joiners, from_step))
+    }
+
+    /// What that successor differs in.
+    pub fn change(
+        &self,
+        steward: PeerId,
+        gone: &BTreeMap<PeerId, Contribution>,
+        joiners: &[Joiner],
+        from_step: u64,
+    ) -> Change {
         let number = self.stamp.number.saturating_add(1);
-        let mut ancestry = vec![self.stamp];
-        ancestry.extend(self.ancestry.iter().copied().take(MAX_ANCESTRY - 1));
-        let mut retired = self.retired.clone();
-        for (peer, work) in gone {
-            if let Some(member) = self.member(*peer) {
-                retire(
-                    &mut retired,
-                    Retired {
-                        peer: *peer,
-                        instance: member.instance,
-                        work: *work,
-                    },
-                );
-            }
-        }
+        let retired = gone.iter().filter_map(|(peer, work)| {
+            Some(Retired {
+                peer: *peer,
+                instance: self.member(*peer)?.instance,
+                work: *work,
+            })
+        });
         let joining: BTreeSet<PeerId> = joiners.iter().map(|joiner| joiner.peer).collect();
         let stays =
             |member: &&Member| !gone.contains_key(&member.peer) && !joining.contains(&member.peer);
         let kept: Vec<Member> = self.members.iter().filter(stays).copied().collect();
-        let members = admit(kept, joiners, number, from_step);
-        View {
+        Change {
+            before: self.stamp,
             stamp: Stamp { number, steward },
+            gone: retired.collect(),
+            admitted: admit(&kept, joiners, number, from_step),
+        }
+    }
+
+    /// The view that `change` makes of this one; `None` if it is a change of another view or longer than any. The result
+    /// is to be validated like any view from the network.
+    pub fn changed_by(&self, change: &Change) -> Option<View> {
+        let fits = change.gone.len() <= MAX_MEMBERS && change.admitted.len() <= MAX_MEMBERS;
+        (change.before == self.stamp && fits).then(|| self.after(change))
+    }
+
+    fn after(&self, change: &Change) -> View {
+        let mut ancestry = vec![self.stamp];
+        ancestry.extend(self.ancestry.iter().copied().take(MAX_ANCESTRY - 1));
+        let mut retired = self.retired.clone();
+        for gone in &change.gone {
+            retire(&mut retired, *gone);
+        }
+        let gone = change.gone.iter().map(|gone| gone.peer);
+        let admitted = change.admitted.iter().map(|member| member.peer);
+        let replaced: BTreeSet<PeerId> = gone.chain(admitted).collect();
+        let stays = |member: &&Member| !replaced.contains(&member.peer);
+        let mut members: Vec<Member> = self.members.iter().filter(stays).copied().collect();
+        members.extend(&change.admitted);
+        members.sort_by_key(|member| member.peer);
+        View {
+            stamp: change.stamp,
             members,
             origin: self.origin,
             ancestry,
@@ -288,9 +334,11 @@ impl View {
                 Reverse(joiner.peer),
             )
         })?;
+        let mut members = admit(&[], joiners, 1, newest.holds.step);
+        members.sort_by_key(|member| member.peer);
         Some(View {
             stamp: Stamp { number: 1, steward },
-            members: admit(Vec::new(), joiners, 1, newest.holds.step),
+            members,
             origin: (newest.peer, newest.holds),
             ancestry: Vec::new(),
             retired: Vec::new(),
@@ -311,25 +359,21 @@ pub struct Joiner {
     pub holds: Holding,
 }
 
-fn admit(mut members: Vec<Member>, joiners: &[Joiner], since: u64, from_step: u64) -> Vec<Member> {
-    let taken: BTreeSet<u32> = members.iter().map(|member| member.slot).collect();
-    let mut free = (0..).filter(|slot| !taken.contains(slot));
-    for joiner in joiners
-        .iter()
-        .take(MAX_MEMBERS.saturating_sub(members.len()))
-    {
-        let slot = free.next().unwrap_or(0);
-        members.push(Member {
-            peer: joiner.peer,
-            instance: joiner.instance,
-            since,
-            slot,
-            batch: joiner.batch.max(1),
-            from_step,
-        });
-    }
-    members.sort_by_key(|member| member.peer);
-    members
+/// The joiners for whom there is room beside `kept`, as members in the lowest free slots.
+fn admit(kept: &[Member], joiners: &[Joiner], since: u64, from_step: u64) -> Vec<Member> {
+    let taken: BTreeSet<u32> = kept.iter().map(|member| member.slot).collect();
+    let free = (0..).filter(|slot| !taken.contains(slot));
+    let room = MAX_MEMBERS.saturating_sub(kept.len());
+    let admitted = joiners.iter().take(room).zip(free);
+    let members = admitted.map(|(joiner, slot)| Member {
+        peer: joiner.peer,
+        instance: joiner.instance,
+        since,
+        slot,
+        batch: joiner.batch.max(1),
+        from_step,
+    });
+    members.collect()
 }
 
 /// Adds what a member had contributed when it left. The oldest entry makes room when the list is full.
@@ -408,6 +452,9 @@ mod tests {
             work,
         };
         assert_eq!(next.retired, [retired]);
+        let change = view.change(peer(1), &[(peer(3), work)].into(), &[joiner(9, 0)], 7);
+        assert_eq!(view.changed_by(&change), Some(next.clone()));
+        assert_eq!(next.changed_by(&change), None, "a change of another view");
         assert!(next.wins_over(&view) && !view.wins_over(&next));
     }
 

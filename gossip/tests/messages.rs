@@ -15,7 +15,8 @@ use skein_gossip::message::{
 use skein_gossip::time::Tick;
 use skein_gossip::transfer::Manifest;
 use skein_gossip::view::{
-    Contribution, Holding, Joiner, MAX_ANCESTRY, MAX_MEMBERS, Retired, Stamp, View, ViewError,
+    Change, Contribution, Holding, Joiner, MAX_ANCESTRY, MAX_MEMBERS, Retired, Stamp, View,
+    ViewError,
 };
 use skein_gossip::wire::codec;
 use skein_gossip::wire::frame::FrameKind;
@@ -48,6 +49,28 @@ fn view() -> impl Strategy<Value = View> {
         let mut view = View::first(peer(steward), &joiners).unwrap();
         view.stamp.number = number;
         view
+    })
+}
+
+/// A change of any view, to members of another.
+fn change() -> impl Strategy<Value = Change> {
+    let stamp = || (0..4u64, 0..6u8);
+    (stamp(), stamp(), view(), vec(0..6u8, 0..4)).prop_map(|(before, stamp, view, gone)| {
+        let stamp_of = |(number, steward): (u64, u8)| Stamp {
+            number,
+            steward: peer(steward),
+        };
+        let retired = |n| Retired {
+            peer: peer(n),
+            instance: 1,
+            work: Contribution::default(),
+        };
+        Change {
+            before: stamp_of(before),
+            stamp: stamp_of(stamp),
+            gone: gone.into_iter().map(retired).collect(),
+            admitted: view.members,
+        }
     })
 }
 
@@ -117,6 +140,7 @@ fn input() -> impl Strategy<Value = Input> {
         from().prop_map(Input::Leaving),
         (from(), beat()).prop_map(|(from, beat)| Input::Beat(from, Arc::new(beat))),
         (from(), view()).prop_map(|(from, view)| Input::View(from, Arc::new(view))),
+        (from(), change()).prop_map(|(from, change)| Input::Change(from, Arc::new(change))),
         holding().prop_map(Input::Prepared),
         Just(Input::Synced { step: 3 }),
         ".{0,400}".prop_map(Input::StopHolds),

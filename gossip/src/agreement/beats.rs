@@ -1,6 +1,7 @@
 //! What one peer says of itself, to whom and when, and what it takes from what others say.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Agreement, Output, Phase, count, truncate};
 use crate::ids::PeerId;
@@ -11,6 +12,8 @@ use crate::view::Stamp;
 
 /// How many members tell a peer that the steward did not reach.
 const LOWEST: usize = 8;
+/// How long a view may take to a member.
+const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
 impl Agreement {
     /// What this peer says of itself.
@@ -115,21 +118,22 @@ impl Agreement {
         {
             truncate(&mut ending.reason);
         }
-        let member = self.view.as_ref().and_then(|view| view.member(from));
-        let is_member = member.is_some();
         let lags = match (&self.view, beat.view) {
             // Views of two lines are compared by both sides, so each tells its own.
             (Some(mine), Some(theirs)) => mine.stamp != theirs,
-            (Some(_), None) => member.is_some_and(|member| member.instance == beat.instance),
+            (Some(mine), None) => mine
+                .member(from)
+                .is_some_and(|member| member.instance == beat.instance),
             (None, _) => false,
         };
         if lags {
-            self.on_lagging(from, beat.view);
+            self.on_lagging(now, from, beat.view);
         } else {
             self.lagging.remove(&from);
         }
         let is_news = self.remember(now, from, &beat);
         if let Some(state) = &beat.ending {
+            let is_member = self.view.as_ref().is_some_and(|view| view.contains(from));
             self.on_ending(now, is_member, state);
         }
         is_news || !was_alive
@@ -137,15 +141,21 @@ impl Agreement {
 
     /// The steward tells a peer that lags at once. Where its next beat shows that it has not moved, the lowest members tell
     /// it too (among few all do), and after one more all: else all would tell it at the same time.
-    fn on_lagging(&mut self, peer: PeerId, holds: Option<Stamp>) {
+    fn on_lagging(&mut self, now: Tick, peer: PeerId, holds: Option<Stamp>) {
         let Some(view) = &self.view else { return };
         let n_beats = match self.lagging.get(&peer) {
             Some((before, n_beats)) if *before == holds => n_beats.saturating_add(1),
             _ => 1,
         };
         let is_low = || view.members.iter().take(LOWEST).any(|m| m.peer == self.me);
+        // Of many, some always beat while a new view is on its way to them; that is no lag yet.
+        let may_hear = || {
+            !self.membership.are_few()
+                && now.since(self.adopted_at) < ON_ITS_WAY
+                && holds.is_none_or(|stamp| view.descends_from(stamp))
+        };
         let tells = match n_beats {
-            1 => self.steward == self.me,
+            1 => self.steward == self.me && !may_hear(),
             2 => self.steward == self.me || self.membership.are_few() || is_low(),
             _ => true,
         };
@@ -168,15 +178,13 @@ impl Agreement {
         }
         let before = self.heard.insert(from, beat.clone());
         let mut is_news = before.as_ref().is_none_or(|before| says_more(before, beat));
-        if let Some(view) = &self.view
-            && view.contains(from)
-        {
-            let held = before
-                .as_ref()
-                .is_some_and(|before| before.view == Some(view.stamp));
-            let holds = beat.view == Some(view.stamp);
-            self.n_behind = self.n_behind + usize::from(held) - usize::from(holds);
-            is_news |= holds && !held && self.n_behind == 0;
+        if let Some(view) = &self.view {
+            let names = |beat: &Arc<Beat>| beat.view == Some(view.stamp);
+            let (held, holds) = (before.as_ref().is_some_and(names), names(beat));
+            if held != holds && view.contains(from) {
+                self.n_behind = self.n_behind + usize::from(held) - usize::from(holds);
+                is_news |= self.n_behind == 0;
+            }
         }
         let is_ready = matches!(beat.standing, Standing::Ready(_));
         self.start.heard(now, from, is_ready);

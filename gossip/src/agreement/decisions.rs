@@ -132,8 +132,8 @@ impl Agreement {
             false => self.joiners(now, &view, gone.len(), now < recent_until),
         };
         if !gone.is_empty() || !joiners.is_empty() {
-            let next_view = view.successor(self.me, &gone, &joiners, self.admission_step());
-            self.propose(now, next_view);
+            let change = view.change(self.me, &gone, &joiners, self.admission_step());
+            self.propose_change(now, change);
             return next;
         }
         self.decide_end(now);

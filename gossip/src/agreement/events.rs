@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::ids::{Digest, PeerId};
 use crate::message::{Beat, Candidate, Decision};
-use crate::view::{Contribution, Holding, View};
+use crate::view::{Change, Contribution, Holding, View};
 
 /// What the driver reports.
 #[derive(Clone, Debug)]
@@ -17,6 +17,8 @@ pub enum Input {
     Beat(PeerId, Arc<Beat>),
     /// A view arrived.
     View(PeerId, Arc<View>),
+    /// A change of a view arrived.
+    Change(PeerId, Arc<Change>),
     /// The peer said that it leaves.
     Leaving(PeerId),
     /// Data and model are there; this is the state held.
@@ -56,6 +58,8 @@ pub enum Output {
     SendBeat(PeerId, Arc<Beat>),
     /// Send this peer a view.
     SendView(PeerId, Arc<View>),
+    /// Send this peer a change of the view that it holds.
+    SendChange(PeerId, Arc<Change>),
     /// The view changed: links to its members are to be open, others closed.
     Adopted(Arc<View>),
     /// Every member alive holds the current view (synchronous exchange goes on past an admission only now).

@@ -195,6 +195,16 @@ impl Agreement {
                     self.on_view(now, view);
                 }
             }
+            Input::Change(peer, change) => {
+                self.membership.heard(now, peer);
+                // Whoever holds another view shows it in its next beat, and is told the whole.
+                let held = self.view.as_ref();
+                if let Some(view) = held.and_then(|held| held.changed_by(&change))
+                    && view.validate().is_ok()
+                {
+                    self.on_view(now, Arc::new(view));
+                }
+            }
             Input::Prepared(holding) => {
                 if matches!(self.phase, Phase::Preparing) {
                     self.progress.0 = holding.step;

@@ -1,12 +1,11 @@
 //! Views as one peer adopts and, when it is the steward, proposes them.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{Agreement, Output, Phase};
-use crate::ids::{Digest, PeerId};
+use crate::ids::Digest;
 use crate::time::Tick;
-use crate::view::{Holding, View};
+use crate::view::{Change, Holding, Member, View};
 
 impl Agreement {
     pub(super) fn on_view(&mut self, now: Tick, view: Arc<View>) {
@@ -113,18 +112,45 @@ impl Agreement {
         }
     }
 
+    /// Proposes the first view of the job.
     pub(super) fn propose(&mut self, now: Tick, view: View) {
-        let mut to: BTreeSet<PeerId> = view.members.iter().map(|member| member.peer).collect();
-        to.extend(
-            self.view
-                .iter()
-                .flat_map(|held| held.members.iter().map(|member| member.peer)),
-        );
-        to.remove(&self.me);
         let view = Arc::new(view);
-        let sent = to.into_iter();
-        self.outputs
-            .extend(sent.map(|peer| Output::SendView(peer, view.clone())));
+        self.send_view(&view, &view.members);
         self.adopt(now, view);
+    }
+
+    /// Proposes the next view. Among few peers all are sent it; of many only those that are new to it, and the others what
+    /// changed: a whole list for everybody would cost the square of their number.
+    pub(super) fn propose_change(&mut self, now: Tick, change: Change) {
+        let Some(held) = self.view.clone() else {
+            return;
+        };
+        let Some(view) = held.changed_by(&change).map(Arc::new) else {
+            return;
+        };
+        if self.membership.are_few() {
+            let gone = held.members.iter().filter(|m| !view.contains(m.peer));
+            let all: Vec<Member> = view.members.iter().chain(gone).copied().collect();
+            self.send_view(&view, &all);
+        } else {
+            self.send_view(&view, &change.admitted);
+            let change = Arc::new(change);
+            let me = self.me;
+            let is_new = |peer| change.admitted.iter().any(|member| member.peer == peer);
+            let others = held.members.iter().map(|member| member.peer);
+            self.outputs.extend(
+                others
+                    .filter(|peer| *peer != me && !is_new(*peer))
+                    .map(|peer| Output::SendChange(peer, change.clone())),
+            );
+        }
+        self.adopt(now, view);
+    }
+
+    fn send_view(&mut self, view: &Arc<View>, to: &[Member]) {
+        let others = to.iter().map(|member| member.peer);
+        let others = others.filter(|peer| *peer != self.me);
+        self.outputs
+            .extend(others.map(|peer| Output::SendView(peer, view.clone())));
     }
 }

@@ -1,6 +1,7 @@
 //! The links of a simulated world: delays, what is late, what is lost, and how many bytes all of it is.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
@@ -24,6 +25,7 @@ pub(crate) struct Count {
 pub(crate) struct Traffic {
     pub(crate) beats: Count,
     pub(crate) views: Count,
+    pub(crate) changes: Count,
 }
 
 #[derive(Debug, Default)]
@@ -84,13 +86,15 @@ impl Network {
     pub(crate) fn weigh(&mut self, output: &Output) {
         let job = JobId([0; 32]);
         let (address, message) = match output {
-            Output::SendBeat(_, beat) => (
-                std::sync::Arc::as_ptr(beat) as usize,
-                Message::Beat(job, beat.clone()),
-            ),
-            Output::SendView(_, view) => (
-                std::sync::Arc::as_ptr(view) as usize,
-                Message::View(job, view.clone()),
+            Output::SendBeat(_, beat) => {
+                (Arc::as_ptr(beat) as usize, Message::Beat(job, beat.clone()))
+            }
+            Output::SendView(_, view) => {
+                (Arc::as_ptr(view) as usize, Message::View(job, view.clone()))
+            }
+            Output::SendChange(_, change) => (
+                Arc::as_ptr(change) as usize,
+                Message::Change(job, change.clone()),
             ),
             _ => return,
         };
@@ -100,6 +104,7 @@ impl Network {
         }
         let count = match message {
             Message::View(..) => &mut self.traffic.views,
+            Message::Change(..) => &mut self.traffic.changes,
             _ => &mut self.traffic.beats,
         };
         count.messages += 1;

@@ -266,6 +266,7 @@ impl Mesh {
             Message::Job(encoded) => return self.on_job(from, encoded),
             Message::Beat(job, _)
             | Message::View(job, _)
+            | Message::Change(job, _)
             | Message::Leaving(job)
             | Message::Applied(job, _)
             | Message::Stop(job, _) => *job,

@@ -245,6 +245,7 @@ impl Driver {
             Event::Message(from, message) => match message {
                 Message::Beat(_, beat) => self.input(Input::Beat(from, beat)),
                 Message::View(_, view) => self.input(Input::View(from, view)),
+                Message::Change(_, change) => self.input(Input::Change(from, change)),
                 Message::Leaving(_) => self.input(Input::Leaving(from)),
                 Message::Applied(_, seq) => self.tell_coder(coder::Input::Applied { from, seq }),
                 Message::Stop(_, reason) => self.input(Input::StopHolds(reason)),

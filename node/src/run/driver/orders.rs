@@ -16,6 +16,9 @@ impl Driver {
             match output {
                 Output::SendBeat(to, beat) => self.send(to, &Message::Beat(self.context.id, beat)),
                 Output::SendView(to, view) => self.send(to, &Message::View(self.context.id, view)),
+                Output::SendChange(to, change) => {
+                    self.send(to, &Message::Change(self.context.id, change));
+                }
                 Output::Adopted(view) => {
                     self.figures.adopted();
                     let me = self.context.net.local();
