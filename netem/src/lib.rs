@@ -9,3 +9,6 @@
 pub mod link;
 pub mod scenario;
 pub mod record;
+pub mod engine;
+pub mod report;
+pub mod cli;
