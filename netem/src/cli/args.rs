@@ -17,15 +17,15 @@ The scenario file, its metrics and the form of summary.json are in docs/testbed.
 /// Runs programs, or the mesh in virtual time, on networks of limited links and unequal devices.
 #[derive(Debug, Parser)]
 #[command(name = "skein-netem", version, after_help = HELP, max_term_width = 120)]
-pub struct Cli {
+pub(super) struct Cli {
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub(super) command: Command,
 }
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(super) enum Command {
     /// Check a scenario file, all its variants too, and say what is wrong, where, and the fix
     Check(FileArgs),
     /// Draw a scenario: nodes, lines, events
@@ -43,63 +43,63 @@ pub enum Command {
 
 /// A file and what is changed in it.
 #[derive(Debug, Clone, Args)]
-pub struct FileArgs {
+pub(super) struct FileArgs {
     /// The scenario file; FILE#VARIANT for one variant of it
-    pub file: String,
+    pub(super) file: String,
     /// Change a value: a dotted path into the file, such as node.fast.cpu=0.2; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = setting)]
-    pub set: Vec<(String, String)>,
+    pub(super) set: Vec<(String, String)>,
     /// Only this variant. Default: all
     #[arg(long, value_name = "NAME")]
-    pub variant: Option<String>,
+    pub(super) variant: Option<String>,
 }
 
 /// How runs are made and where they go.
 #[derive(Debug, Clone, Args)]
-pub struct HowArgs {
+pub(super) struct HowArgs {
     /// What runs it: lab (real processes, real time) or sim (virtual time)
     #[arg(long, value_name = "ENGINE", default_value = "lab", value_parser = engine)]
-    pub engine: Engine,
+    pub(super) engine: Engine,
     /// Seed of every draw. Default: the file's
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
-    pub seed: Option<u64>,
+    pub(super) seed: Option<u64>,
     /// Folder for records and reports. Default: a new one below netem-runs
     #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
+    pub(super) out: Option<PathBuf>,
     /// Write every metric and verdict to this file too; - for standard output
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub(super) json: Option<PathBuf>,
     /// Print nothing while it runs
     #[arg(long)]
-    pub quiet: bool,
+    pub(super) quiet: bool,
 }
 
 /// `skein-netem run`.
 #[derive(Debug, Clone, Args)]
-pub struct RunArgs {
+pub(super) struct RunArgs {
     /// The file.
     #[command(flatten)]
-    pub file: FileArgs,
+    pub(super) file: FileArgs,
     /// How.
     #[command(flatten)]
-    pub how: HowArgs,
+    pub(super) how: HowArgs,
 }
 
 /// `skein-netem compare`.
 #[derive(Debug, Clone, Args)]
-pub struct CompareArgs {
+pub(super) struct CompareArgs {
     /// Scenario files; FILE#VARIANT for one variant, else all of a file
     #[arg(required = true, value_name = "FILE[#VARIANT]")]
-    pub files: Vec<String>,
+    pub(super) files: Vec<String>,
     /// How often each is run, with seeds counting up. Default: the largest `repeat` of the files
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: Option<u32>,
+    pub(super) rounds: Option<u32>,
     /// Change a value in every file; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = setting)]
-    pub set: Vec<(String, String)>,
+    pub(super) set: Vec<(String, String)>,
     /// How.
     #[command(flatten)]
-    pub how: HowArgs,
+    pub(super) how: HowArgs,
 }
 
 fn setting(text: &str) -> Result<(String, String), String> {

@@ -1,6 +1,7 @@
 //! The command line of `skein-netem`.
 
 mod args;
+mod campaign;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -27,7 +28,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let done = match cli.command {
         Command::Check(file) => check(&file),
         Command::Show(file) => show(&file),
-        _ => Ok(false),
+        Command::Run(args) => campaign::run(&args),
+        Command::Compare(args) => campaign::compare(&args),
+        Command::Report { dir } => again(&dir),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -89,6 +92,19 @@ fn show(file: &FileArgs) -> anyhow::Result<bool> {
     let scenarios = scenarios(file, None)?;
     let drawings = scenarios.iter().map(report::topology);
     print(&drawings.collect::<Vec<_>>().join("\n\n"))?;
+    Ok(true)
+}
+
+fn again(dir: &Path) -> anyhow::Result<bool> {
+    let summary = report::report_again(dir).with_context(|| {
+        let dir = dir.display();
+        format!("cannot make the reports of {dir} again; give a folder that run or compare wrote")
+    })?;
+    let runs = report::counted(summary.runs.len(), "report");
+    print(&format!(
+        "{runs}, listed in {}\n",
+        dir.join("index.html").display()
+    ))?;
     Ok(true)
 }
 

@@ -1,6 +1,26 @@
 //! What people and programs get to see: scenarios drawn, metrics and verdicts, reports, tables.
 
 mod topology;
+mod recovery;
+mod metrics;
+mod summary;
+mod svg;
+mod chart;
+mod curves;
+mod matrix;
+mod timeline;
+mod csv;
+mod html;
+mod compare;
+mod folder;
+#[cfg(test)]
+mod sample;
 
+pub use compare::{Compared, compare, comparison_table};
+pub use folder::{
+    FolderError, report_again, write_json, write_record, write_report, write_summary,
+};
+pub use metrics::value;
+pub use summary::{FORMAT, RunSummary, Summary, Verdict, judge, judge_again, number_text, target};
 pub(crate) use topology::counted;
 pub use topology::topology;
