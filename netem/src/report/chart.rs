@@ -133,7 +133,7 @@ impl Chart {
             let text = tick_text(tick, step);
             svg.text((LEFT - 6.0, y + 4.0), Anchor::End, 12.0, INK, &text);
         }
-        let columns = ticks(scale.x.0, scale.x.1, 7);
+        let columns = ticks(scale.x.0, scale.x.1, 10);
         let step = columns
             .get(1)
             .zip(columns.first())
@@ -191,6 +191,16 @@ impl Chart {
             .filter_map(|(number, series)| {
                 let (x, y) = *series.points.last()?;
                 Some((scale.y(y), scale.x(x), number, &series.name))
+            })
+            .filter(|&(y, x, number, name)| {
+                // A line that stops early is named where it stops.
+                let early = x < scale.right - 0.1 * (scale.right - LEFT);
+                if early {
+                    let colour = COLOURS[number % COLOURS.len()];
+                    svg.rect((x - 3.0, y - 3.0), (6.0, 6.0), colour, "");
+                    svg.text((x + 6.0, y + 14.0), Anchor::Start, 12.0, colour, name);
+                }
+                !early
             })
             .collect();
         ends.sort_by(|a, b| a.0.total_cmp(&b.0));

@@ -132,3 +132,67 @@ fn with_file(
         source,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{sample, summary::judge_again};
+    use super::*;
+
+    #[test]
+    fn reports_made_again_from_the_records_are_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = folder.path().join("run-1");
+        fs::create_dir(&inside).unwrap();
+        let record = sample::record();
+        let mut asked = RunSummary {
+            folder: "run-1".into(),
+            about: "<script>alert(1)</script>".into(),
+            ..RunSummary::default()
+        };
+        let asks = ["steps", "time_to_accuracy(0.8)", "time_to_accuracy(0.99)"];
+        asked.metrics = asks.map(|name| (name.to_owned(), None)).into();
+        let run = judge_again(&record, &asked);
+        assert_eq!(run.metrics["time_to_accuracy(0.8)"], Some(60.0));
+        write_record(&inside, &record).unwrap();
+        write_report(&inside, &record, &run).unwrap();
+        let summary = Summary::new("sample", vec![run]);
+        write_summary(folder.path(), &summary).unwrap();
+        let page = fs::read_to_string(inside.join("report.html")).unwrap();
+
+        assert_eq!(report_again(folder.path()).unwrap(), summary);
+        assert_eq!(
+            fs::read_to_string(inside.join("report.html")).unwrap(),
+            page
+        );
+        // It opens anywhere: no scripts, and nothing is fetched. The name space of SVG is no address.
+        assert!(!page.contains("<script") && !page.contains("src="));
+        assert_eq!(
+            page.matches("http").count(),
+            page.matches("xmlns=\"http").count()
+        );
+        for file in [
+            "accuracy-time.svg",
+            "loss-bytes.svg",
+            "timeline.svg",
+            "links.svg",
+            "links.csv",
+        ] {
+            assert!(inside.join(file).metadata().unwrap().len() > 100, "{file}");
+        }
+        let rows = fs::read_to_string(inside.join("metrics.csv")).unwrap();
+        assert!(
+            rows.contains("b,60.000000,evaluated,val_accuracy,0.8\n"),
+            "{rows}"
+        );
+    }
+
+    #[test]
+    fn a_run_without_anything_still_has_a_report() {
+        let folder = tempfile::tempdir().unwrap();
+        let record = Record::default();
+        let run = judge_again(&record, &RunSummary::default());
+        write_report(folder.path(), &record, &run).unwrap();
+        let page = fs::read_to_string(folder.path().join("report.html")).unwrap();
+        assert!(page.contains("nothing was expected"));
+    }
+}

@@ -59,8 +59,8 @@ pub(super) fn page(record: &Record, run: &RunSummary, figures: &[Figure]) -> Str
         letters => format!(" Letters: {}.", escaped(letters)),
     };
     let note = format!(
-        "One row per node. The height of a colour is the share of the time spent so; a node with a small share of a core \
-         computes longer for a step.{legend}"
+        "One row per node. The height of a colour is the share of the time spent so; where there is no bar, the node did not run. \
+         The percentage is its share of a core.{legend}"
     );
     section(&mut html, "What each node did", &note);
     put(&mut html, figures, |file| file == "timeline.svg");

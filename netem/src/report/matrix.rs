@@ -6,7 +6,7 @@ use super::svg::{Anchor, INK, Svg, bytes_text, text_width};
 use crate::record::{PairTraffic, Record};
 
 /// Up to so many nodes have a row each; beyond, groups do.
-const MOST_NODES: usize = 32;
+const MOST_NODES: usize = 40;
 /// Up to so many rows hold their numbers.
 const MOST_NUMBERS: usize = 14;
 
@@ -63,7 +63,7 @@ pub(super) fn matrix(record: &Record) -> Option<String> {
             INK,
             name,
         );
-        for to in 0..n {
+        for (to, receiver) in names.iter().enumerate() {
             let at = (left + size.0 * to as f64, y);
             let Some(cell) = cells.get(&(from, to)) else {
                 svg.rect(at, (size.0 - 1.0, size.1 - 1.0), "#f4f4f4", "");
@@ -73,8 +73,7 @@ pub(super) fn matrix(record: &Record) -> Option<String> {
             let ink = if share > 0.5 { "#fff" } else { "#222" };
             let text = bytes_text(cell.bytes as f64);
             let hover = format!(
-                "{name} to {}: {text} sent, {} arrived, {} frames dropped",
-                names[to],
+                "{name} to {receiver}: {text} sent, {} arrived, {} frames dropped",
                 bytes_text(cell.delivered as f64),
                 cell.dropped
             );

@@ -344,7 +344,7 @@ mod tests {
             ("switch_cpu_share", Some(0.05)),
             ("field(b, step, train_loss, min)", Some(2.0 - 0.99)),
             ("field(*, step, samples, p50)", Some(8.0)),
-            ("field(b, step, step, p99)", Some(97.04)),
+            ("field(b, step, step, p99)", Some(98.04)),
             ("field(a-0, closed, val_accuracy, last)", None),
             ("field(a-0, closed, val_accuracy, count)", Some(0.0)),
         ] {

@@ -85,11 +85,11 @@ pub(super) fn peer(node: &NodeRecord) -> Option<&str> {
 
 /// Whether the node trained in a view with `peer` at `t`.
 fn knew(node: &NodeRecord, t: f64, peer: &str) -> bool {
-    let views = node
+    let mut views = node
         .metrics
         .iter()
         .filter(|line| line.event == "view" && line.t <= t);
-    views.last().is_some_and(|line| has(line, peer))
+    views.next_back().is_some_and(|line| has(line, peer))
 }
 
 fn has(view: &crate::record::Metric, peer: &str) -> bool {

@@ -17,6 +17,7 @@ const WAIT: &str = "#e69f00";
 const EXCHANGE: &str = "#009e73";
 const RUNS: &str = "#e3e8ee";
 const STOPPED: &str = "#9a9a9a";
+const CUT: &str = "#f3d9c0";
 const BAD: &str = "#d55e00";
 
 /// The figure; none without a node or a time.
@@ -53,6 +54,9 @@ pub(super) fn timeline(record: &Record) -> Option<String> {
     };
     svg.text((12.0, 20.0), Anchor::Start, 15.0, INK, &title);
     legend(&mut svg, 40.0);
+    for (row, &rank) in shown.iter().enumerate() {
+        draw_row(&mut svg, &plot, record, row, rank);
+    }
     let (rules, spans) = happenings(record);
     for (from, to) in spans {
         let (from, to) = (plot.x(from), plot.x(to));
@@ -62,9 +66,6 @@ pub(super) fn timeline(record: &Record) -> Option<String> {
             "#f3e3d3",
             "",
         );
-    }
-    for (row, &rank) in shown.iter().enumerate() {
-        draw_row(&mut svg, &plot, record, row, rank);
     }
     let mut free = f64::NEG_INFINITY;
     for rule in rules.iter().filter(|rule| !rule.name.contains(' ')) {
@@ -145,7 +146,7 @@ fn legend(svg: &mut Svg, y: f64) {
         (EXCHANGE, "packing and merging gradients"),
         (RUNS, "runs, between steps"),
         (STOPPED, "stopped"),
-        ("#f3e3d3", "network cut"),
+        (CUT, "network cut"),
     ] {
         svg.rect((x, y - 10.0), (12.0, 12.0), fill, "");
         svg.text((x + 17.0, y), Anchor::Start, 12.0, INK, text);
@@ -158,14 +159,6 @@ fn legend(svg: &mut Svg, y: f64) {
         12.0,
         INK,
         "new view of who takes part",
-    );
-    x += 34.0 + text_width("new view of who takes part", 12.0);
-    svg.text(
-        (x, y),
-        Anchor::Start,
-        12.0,
-        INK,
-        "no bar: not running. % is the share of a core",
     );
 }
 
