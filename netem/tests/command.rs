@@ -80,3 +80,29 @@ fn what_is_wrong_ends_with_2_and_says_where_and_the_fix() {
         assert!(error.contains(said), "{args:?}: {error}");
     }
 }
+
+#[test]
+fn the_manual_names_every_metric_preset_key_and_file() {
+    use skein_netem::link::PRESETS;
+    use skein_netem::scenario::{Against, Named, Statistic};
+    let manual = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/testbed.md");
+    let manual = std::fs::read_to_string(manual).unwrap();
+    let named = Named::ALL
+        .iter()
+        .map(|metric| format!("`{}`", metric.word()));
+    let against = Against::ALL
+        .iter()
+        .map(|metric| format!("`{}(", metric.word()));
+    let statistics = Statistic::ALL
+        .iter()
+        .map(|statistic| format!("`{}`", statistic.word()));
+    let presets = PRESETS
+        .iter()
+        .map(|preset| format!("| `{}` |", preset.name));
+    for word in named.chain(against).chain(statistics).chain(presets) {
+        assert!(
+            manual.contains(&word),
+            "docs/testbed.md does not name {word}"
+        );
+    }
+}

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::metrics::value;
 use super::summary::{RunSummary, number_text};
+use super::svg::bytes_text;
 use crate::record::Record;
 use crate::scenario::{Against, Measure, Named, Quantity};
 
@@ -115,8 +116,13 @@ fn spread(values: &[Option<f64>]) -> (Option<f64>, Option<f64>, Option<f64>) {
 
 /// The comparison for a terminal.
 pub fn comparison_table(compared: &[Compared]) -> String {
-    let longest = compared.iter().map(|row| row.contestant.chars().count());
-    let wide = longest.max().unwrap_or(0).max(10);
+    let names = compared.iter().flat_map(|row| {
+        [
+            row.contestant.chars().count() + 2,
+            row.metric.chars().count(),
+        ]
+    });
+    let wide = names.max().unwrap_or(0);
     let mut text = String::new();
     let mut before = "";
     for row in compared {
@@ -137,13 +143,20 @@ pub fn comparison_table(compared: &[Compared]) -> String {
             "  {:<w$}  {:>5} {:>12} {:>12} {:>12} {ratio:>8}",
             row.contestant,
             row.values.len(),
-            number_text(row.min),
-            number_text(row.median),
-            number_text(row.max),
+            text_of(&row.metric, row.min),
+            text_of(&row.metric, row.median),
+            text_of(&row.metric, row.max),
             w = wide - 2,
         );
     }
     text
+}
+
+fn text_of(metric: &str, value: Option<f64>) -> String {
+    match value {
+        Some(bytes) if metric.contains("bytes") => bytes_text(bytes),
+        value => number_text(value),
+    }
 }
 
 #[cfg(test)]

@@ -175,7 +175,7 @@ pub(super) fn bytes_text(bytes: f64) -> String {
         1e3.. => (bytes / 1e3, "kB"),
         _ => return format!("{bytes:.0} B"),
     };
-    let digits = if value < 10.0 { 1 } else { 0 };
+    let digits = if value < 100.0 { 1 } else { 0 };
     format!("{value:.digits$} {unit}")
 }
 

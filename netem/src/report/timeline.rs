@@ -63,8 +63,8 @@ pub(super) fn timeline(record: &Record) -> Option<String> {
         svg.rect(
             (from, plot.top),
             (to - from, bottom - plot.top),
-            "#f3e3d3",
-            "",
+            CUT,
+            r#"opacity="0.55""#,
         );
     }
     let mut free = f64::NEG_INFINITY;
