@@ -28,8 +28,10 @@ pub(super) struct Series {
 #[derive(Clone, Debug)]
 pub(super) struct Rule {
     pub(super) x: f64,
-    /// Empty: a line alone.
+    /// What, and to whom.
     pub(super) name: String,
+    /// Whether it happened to the network, not to a node.
+    pub(super) network: bool,
 }
 
 /// A figure.
@@ -176,7 +178,7 @@ impl Chart {
             let width = text_width(&rule.name, 11.0) + 6.0;
             let start = x.min(WIDTH - width);
             let free = ends.iter().rposition(|end| *end < start);
-            if let Some(row) = free.filter(|_| !rule.name.is_empty()) {
+            if let Some(row) = free {
                 ends[row] = start + width;
                 let y = TOP - 4.0 - (RULE_ROWS - 1 - row) as f64 * 13.0;
                 svg.text((start, y), Anchor::Start, 11.0, "#555", &rule.name);

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use serde::{Deserialize, Serialize};
 
 use super::metrics::value;
-use super::summary::{RunSummary, number_text};
-use super::svg::bytes_text;
+use super::numbers::{bytes_text, number_text};
+use super::summary::RunSummary;
 use crate::record::Record;
 use crate::scenario::{Against, Measure, Named, Quantity};
 

@@ -229,15 +229,27 @@ pub(super) fn happenings(record: &Record) -> (Vec<Rule>, Vec<(f64, f64)>) {
         };
         rules.push(Rule {
             x: mark.t,
-            name: format!("{}{of}", mark.what.replace('_', " ")),
+            name: format!("{}{of}", words(&mark.what)),
+            network: mark.nodes.is_empty(),
         });
     }
     spans.extend(cut.map(|from| (from, record.duration_s)));
     // Where so much happens, lines would hide the curves.
     if rules.len() > 24 {
-        rules.retain(|rule| rule.name == "partition" || rule.name == "heal");
+        rules.retain(|rule| rule.network);
     }
     (rules, spans)
+}
+
+/// A mark's word for people.
+pub(super) fn words(what: &str) -> &str {
+    match what {
+        "job" => "job handed in",
+        "line" => "line changed",
+        "pair" => "link changed",
+        "cpu" => "CPU share changed",
+        other => other,
+    }
 }
 
 /// Bytes that all nodes had sent over time.

@@ -3,10 +3,11 @@
 use std::fmt::Write;
 
 use super::compare::comparison_table;
-use super::curves::Figure;
+use super::curves::{Figure, words};
 use super::metrics::{cpu_s, value};
-use super::summary::{RunSummary, Summary, Verdict, number_text};
-use super::svg::{bytes_text, escaped};
+use super::numbers::{bytes_text, number_text};
+use super::summary::{RunSummary, Summary, Verdict};
+use super::svg::escaped;
 use super::timeline::letters;
 use crate::record::Record;
 use crate::scenario::{Measure, Named, Quantity};
@@ -245,9 +246,9 @@ fn happened(html: &mut String, record: &Record) {
             html,
             "<tr><td>{:.1}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
             mark.t,
-            escaped(&mark.what.replace('_', " ")),
+            escaped(words(&mark.what)),
             escaped(&to),
-            escaped(&mark.detail)
+            escaped(mark.detail.lines().next().unwrap_or_default())
         );
     }
     html.push_str("</table>\n");

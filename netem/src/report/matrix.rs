@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::svg::{Anchor, INK, Svg, bytes_text, text_width};
+use super::numbers::bytes_text;
+use super::svg::{Anchor, INK, Svg, text_width};
 use crate::record::{PairTraffic, Record};
 
 /// Up to so many nodes have a row each; beyond, groups do.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::recovery::recovery_s;
 use crate::link::NodeIndex;
-use crate::record::{Metric, NodeRecord, PairTraffic, Record, Usage};
+use crate::record::{Mark, Metric, NodeRecord, PairTraffic, Record, Usage};
 use crate::scenario::{Against, Measure, Named, Quantity, Statistic};
 
 /// The value of `measure` in a run; none where there is none, as of a target that was never reached.
@@ -190,9 +190,9 @@ impl<'a> Chosen<'a> {
 
     fn failed(&self) -> usize {
         let says_so = |node: &NodeRecord| node.metrics.iter().any(|line| line.event == "failed");
-        let ended_badly = |rank: &NodeIndex| {
+        let ended_badly = |&rank: &NodeIndex| {
             let mut marks = self.record.marks.iter();
-            marks.any(|mark| mark.nodes.contains(rank) && mark.what == "failed")
+            marks.any(|mark| is_failure(self.record, mark, rank))
         };
         let failed = |rank: &&NodeIndex| says_so(&self.record.nodes[**rank]) || ended_badly(rank);
         self.nodes.iter().filter(failed).count()
@@ -266,6 +266,25 @@ impl<'a> Chosen<'a> {
         let seen: Vec<f64> = self.members().filter_map(last).collect();
         (!seen.is_empty()).then(|| seen.iter().sum::<f64>() / seen.len() as f64)
     }
+}
+
+/// Whether `mark` says that the program of node `rank` ended with an error that nobody asked for by killing it, or by
+/// telling it to leave.
+pub(super) fn is_failure(record: &Record, mark: &Mark, rank: NodeIndex) -> bool {
+    let of_it =
+        |mark: &&Mark| mark.nodes.contains(&rank) && mark.what != "stop" && mark.what != "continue";
+    if mark.what != "exit" || !of_it(&mark) {
+        return false;
+    }
+    let first_line = mark.detail.lines().next().unwrap_or_default();
+    let mut before = record
+        .marks
+        .iter()
+        .filter(of_it)
+        .filter(|other| other.t <= mark.t && *other != mark);
+    let last = before.next_back().map(|mark| mark.what.as_str());
+    let asked = matches!(last, Some("kill" | "leave" | "restart"));
+    first_line != "status 0" && !asked
 }
 
 /// The digest of the model that the node closed the job with.
@@ -371,6 +390,23 @@ mod tests {
             fields: serde_json::Map::new(),
         });
         assert_eq!(of(&record), Some(2.0));
+    }
+
+    #[test]
+    fn a_program_failed_if_it_ended_with_an_error_that_nobody_asked_for() {
+        let mut record = sample::record();
+        let exit = |t, rank, detail: &str| Mark {
+            t,
+            nodes: vec![rank],
+            what: "exit".into(),
+            detail: detail.into(),
+        };
+        record.marks.push(exit(40.1, 0, "killed by signal 9"));
+        record.marks.push(exit(100.0, 1, "status 0"));
+        let failed = |record: &Record| value(record, &"failed_nodes".parse().ok()?);
+        assert_eq!(failed(&record), Some(0.0));
+        record.marks.push(exit(100.0, 2, "status 1\nout of memory"));
+        assert_eq!(failed(&record), Some(1.0));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What people and programs get to see: scenarios drawn, metrics and verdicts, reports, tables.
 
+mod numbers;
 mod topology;
 mod recovery;
 mod metrics;
@@ -21,6 +22,6 @@ pub use folder::{
     FolderError, report_again, write_json, write_record, write_report, write_summary,
 };
 pub use metrics::value;
-pub use summary::{FORMAT, RunSummary, Summary, Verdict, judge, judge_again, number_text, target};
-pub(crate) use topology::counted;
+pub(crate) use numbers::counted;
+pub use summary::{FORMAT, RunSummary, Summary, Verdict, judge, judge_again, target};
 pub use topology::topology;

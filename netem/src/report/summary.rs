@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::compare::Compared;
 use super::metrics::value;
+use super::numbers::number_text;
 use crate::record::Record;
 use crate::scenario::{Against, Comparison, Expectation, Measure, Named, Quantity, Scenario};
 
@@ -231,39 +232,4 @@ impl Verdict {
             self.metric, self.comparison, self.bound
         )
     }
-}
-
-/// A value for people; "never" without one.
-pub fn number_text(value: Option<f64>) -> String {
-    let Some(value) = value else {
-        return "never".to_owned();
-    };
-    let size = value.abs();
-    if value == value.trunc() && size < 1e15 {
-        return grouped(value as i64);
-    }
-    match size {
-        100_000.0.. => grouped(value.round() as i64),
-        1000.0.. => format!("{value:.0}"),
-        100.0.. => format!("{value:.1}"),
-        1.0.. => format!("{value:.2}"),
-        0.001.. => format!("{value:.4}"),
-        _ => format!("{value:.2e}"),
-    }
-}
-
-/// Thousands set apart by thin spaces from five digits on.
-fn grouped(value: i64) -> String {
-    let digits = value.unsigned_abs().to_string();
-    if digits.len() < 5 {
-        return value.to_string();
-    }
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push('\u{202f}');
-        }
-        text.push(digit);
-    }
-    if value < 0 { format!("-{text}") } else { text }
 }

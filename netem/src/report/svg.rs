@@ -166,19 +166,6 @@ pub(super) fn tick_text(value: f64, step: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// Bytes for people, in thousands.
-pub(super) fn bytes_text(bytes: f64) -> String {
-    let (value, unit) = match bytes {
-        1e12.. => (bytes / 1e12, "TB"),
-        1e9.. => (bytes / 1e9, "GB"),
-        1e6.. => (bytes / 1e6, "MB"),
-        1e3.. => (bytes / 1e3, "kB"),
-        _ => return format!("{bytes:.0} B"),
-    };
-    let digits = if value < 100.0 { 1 } else { 0 };
-    format!("{value:.digits$} {unit}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::curves::happenings;
+use super::metrics::is_failure;
 use super::svg::{Anchor, FAINT, INK, Svg, text_width, tick_text, ticks};
 use crate::link::NodeIndex;
 use crate::record::{NodeRecord, Record};
@@ -68,7 +69,7 @@ pub(super) fn timeline(record: &Record) -> Option<String> {
         );
     }
     let mut free = f64::NEG_INFINITY;
-    for rule in rules.iter().filter(|rule| !rule.name.contains(' ')) {
+    for rule in rules.iter().filter(|rule| rule.network) {
         let x = plot.x(rule.x);
         svg.line(
             (x, plot.top - 4.0),
@@ -218,12 +219,12 @@ fn draw_row(svg: &mut Svg, plot: &Plot, record: &Record, row: usize, rank: NodeI
     {
         let (letter, fill) = match mark.what.as_str() {
             "kill" => ('K', BAD),
-            "failed" => ('F', BAD),
             "stop" => ('S', "#555"),
             "continue" => ('C', "#009e73"),
             "restart" => ('R', "#009e73"),
             "join" => ('J', "#009e73"),
             "leave" => ('L', "#555"),
+            "exit" if is_failure(record, mark, rank) => ('F', BAD),
             "exit" => ('E', "#555"),
             _ => ('*', "#555"),
         };
@@ -279,7 +280,7 @@ fn stops(record: &Record, rank: NodeIndex) -> Vec<(f64, f64)> {
     {
         match mark.what.as_str() {
             "stop" => since = since.or(Some(mark.t)),
-            "continue" | "kill" | "restart" | "exit" | "failed" => {
+            "continue" | "kill" | "restart" | "exit" => {
                 spans.extend(since.take().map(|from| (from, mark.t)));
             }
             _ => {}
@@ -298,8 +299,7 @@ pub(super) fn letters(record: &Record) -> String {
         ("restart", "R restarted"),
         ("join", "J joins"),
         ("leave", "L leaves"),
-        ("exit", "E its program ended"),
-        ("failed", "F its program failed"),
+        ("exit", "E its program ended, F with an error"),
     ];
     let there = all
         .iter()

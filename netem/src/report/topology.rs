@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use super::numbers::{counted, rounded, size_text, time_text};
 use crate::link::{NodeIndex, Profile};
 use crate::scenario::{
     Action, Comparison, Condition, Event, Line, Node, Program, Scenario, When, rate_text,
@@ -229,7 +230,11 @@ fn draw_events(text: &mut String, scenario: &Scenario) {
         }
     }
     let axis: String = axis.into_iter().collect();
-    let _ = writeln!(text, "events  0 s |{axis}| {}", time_text(end));
+    let timed = axis.contains(|c| c != '─');
+    let _ = match timed {
+        true => writeln!(text, "events  0 s |{axis}| {}", time_text(end)),
+        false => writeln!(text, "events"),
+    };
     let rows = scenario.events.iter().enumerate();
     for (number, event) in rows.take(MOST_ROWS) {
         let _ = writeln!(
@@ -364,37 +369,6 @@ fn ending(scenario: &Scenario) -> String {
     }
     parts.push(format!("after {} at the latest", time_text(end.after)));
     parts.join(", or ")
-}
-
-/// A time for people.
-pub(crate) fn time_text(time: Duration) -> String {
-    let seconds = time.as_secs_f64();
-    match time {
-        Duration::ZERO => "0 s".to_owned(),
-        _ if seconds < 1e-3 => format!("{} µs", rounded(seconds * 1e6)),
-        _ if seconds < 1.0 => format!("{} ms", rounded(seconds * 1e3)),
-        _ => format!("{} s", rounded(seconds)),
-    }
-}
-
-fn size_text(bytes: u64) -> String {
-    match bytes {
-        0x4000_0000.. => format!("{} GiB", rounded(bytes as f64 / 1_073_741_824.0)),
-        0x10_0000.. => format!("{} MiB", rounded(bytes as f64 / 1_048_576.0)),
-        _ => format!("{} KiB", rounded(bytes as f64 / 1024.0)),
-    }
-}
-
-fn rounded(value: f64) -> f64 {
-    (value * 100.0).round() / 100.0
-}
-
-/// `1 node`, `2 nodes`.
-pub(crate) fn counted(n: usize, what: &str) -> String {
-    match n {
-        1 => format!("1 {what}"),
-        n => format!("{n} {what}s"),
-    }
 }
 
 fn clipped(text: &str, most: usize) -> String {
