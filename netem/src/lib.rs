@@ -10,3 +10,6 @@ pub mod link;
 pub mod scenario;
 pub mod record;
 pub mod sim;
+pub mod engine;
+pub mod report;
+pub mod cli;
