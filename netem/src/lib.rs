@@ -9,3 +9,5 @@
 pub mod link;
 pub mod scenario;
 pub mod record;
+pub mod probe;
+pub mod lab;

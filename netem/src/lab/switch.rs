@@ -1,0 +1,278 @@
+//! The Ethernet switch: one thread that reads every node's TAP and hands frames over when [`Fabric`] says.
+//!
+//! A frame is two entries of one heap: its arrival at the receiver's downlink, then its delivery. Both are done at the
+//! moment the fabric named, not at the one the thread woke up, so rates do not suffer from late wake-ups.
+//!
+//! While much is going on the thread rests between rounds, so that one wake-up serves several frames.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::prctl::set_timerslack;
+use nix::time::{ClockId, clock_gettime};
+use tun_rs::SyncDevice;
+
+use super::LabError;
+use super::address::{Destination, destination};
+use crate::link::{Fabric, Hop, Nanos, NodeIndex};
+
+/// The longest frame, with room for a VLAN tag.
+const MAX_FRAME: usize = 1518;
+/// Frames read from one TAP before the others have their turn.
+const BATCH: usize = 64;
+/// Bytes on their way; beyond this nothing is read, and the nodes' own queues fill.
+const MAX_IN_FLIGHT: usize = 256 << 20;
+/// Longest sleep, so that a stop is seen.
+const LONGEST_SLEEP: Duration = Duration::from_millis(20);
+/// Rest between rounds while frames come in numbers.
+const REST: Duration = Duration::from_micros(150);
+/// So many frames per round, on the mean, are numbers.
+const BUSY: f64 = 1.5;
+
+/// What the switch shares with the testbed.
+#[derive(Debug)]
+struct Shared {
+    fabric: Mutex<Fabric>,
+    stop: AtomicBool,
+    cpu_ns: AtomicU64,
+}
+
+/// A switch that runs. Dropping it stops it and closes the TAPs.
+#[derive(Debug)]
+pub(super) struct Switch {
+    shared: Arc<Shared>,
+    start: Instant,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Switch {
+    /// Starts switching between `taps`, by rank; its clock begins at `start`.
+    pub(super) fn start(
+        taps: Vec<SyncDevice>,
+        fabric: Fabric,
+        start: Instant,
+    ) -> Result<Self, LabError> {
+        let shared = Arc::new(Shared {
+            fabric: Mutex::new(fabric),
+            stop: AtomicBool::new(false),
+            cpu_ns: AtomicU64::new(0),
+        });
+        let of = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("switch".into())
+            .spawn(move || Ports::new(&taps, &of, start).run())
+            .map_err(LabError::failed("starting the switch"))?;
+        Ok(Self {
+            shared,
+            start,
+            thread: Some(thread),
+        })
+    }
+
+    /// The network, to change it or to read its counters; frames wait as long as it is held.
+    pub(super) fn fabric(&self) -> MutexGuard<'_, Fabric> {
+        lock(&self.shared)
+    }
+
+    /// The switch's clock.
+    pub(super) fn now(&self) -> Nanos {
+        nanos_since(self.start)
+    }
+
+    /// CPU seconds of the switch so far.
+    pub(super) fn cpu_seconds(&self) -> f64 {
+        self.shared.cpu_ns.load(Ordering::Relaxed) as f64 / 1e9
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn lock(shared: &Shared) -> MutexGuard<'_, Fabric> {
+    // The fabric has no invariant that a panic elsewhere could break.
+    shared.fabric.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn nanos_since(start: Instant) -> Nanos {
+    start.elapsed().as_nanos() as Nanos
+}
+
+/// What is to be done with a frame, and when. Ordered by time, then by the order it was asked in.
+#[derive(Debug)]
+struct Due {
+    at: Nanos,
+    sequence: u64,
+    from: NodeIndex,
+    to: NodeIndex,
+    /// Through the downlink already.
+    shaped: bool,
+    frame: Rc<[u8]>,
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.sequence).cmp(&(other.at, other.sequence))
+    }
+}
+
+/// The thread's own state.
+struct Ports<'a> {
+    taps: &'a [SyncDevice],
+    shared: &'a Shared,
+    start: Instant,
+    heap: BinaryHeap<Reverse<Due>>,
+    in_flight: usize,
+    sequence: u64,
+    /// Frames per round, a running mean.
+    frames_per_round: f64,
+}
+
+impl<'a> Ports<'a> {
+    fn new(taps: &'a [SyncDevice], shared: &'a Shared, start: Instant) -> Self {
+        Self {
+            taps,
+            shared,
+            start,
+            heap: BinaryHeap::new(),
+            in_flight: 0,
+            sequence: 0,
+            frames_per_round: 0.0,
+        }
+    }
+
+    fn run(&mut self) {
+        // The usual 50 us would be added to each delay. Without it delays are a little longer, so it is no fault.
+        let _ = set_timerslack(1);
+        let mut ready = vec![true; self.taps.len()];
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            let handled = self.deliver() + self.read(&ready);
+            self.frames_per_round += (handled as f64 - self.frames_per_round) / 16.0;
+            self.account();
+            if self.frames_per_round > BUSY {
+                thread::sleep(REST);
+                ready.fill(true);
+            } else {
+                self.wait(&mut ready);
+            }
+        }
+    }
+
+    /// Does what is due; how many frames were handed over.
+    fn deliver(&mut self) -> usize {
+        let mut delivered = 0;
+        let mut fabric = lock(self.shared);
+        let now = nanos_since(self.start);
+        while self.heap.peek().is_some_and(|next| next.0.at <= now)
+            && let Some(Reverse(due)) = self.heap.pop()
+        {
+            self.in_flight -= due.frame.len();
+            if due.shaped {
+                // A node whose interface is down, or that takes no more, loses the frame as a full receive ring would.
+                let _ = self.taps[due.to].send(&due.frame);
+                delivered += 1;
+            } else if let Hop::At(at) = fabric.arrive(due.at, due.from, due.to, due.frame.len()) {
+                self.push(at, due.from, due.to, true, due.frame);
+            }
+        }
+        delivered
+    }
+
+    /// Takes what the nodes sent; how many frames.
+    fn read(&mut self, ready: &[bool]) -> usize {
+        let mut buffer = [0; MAX_FRAME];
+        let mut taken = 0;
+        for from in (0..self.taps.len()).filter(|from| ready[*from]) {
+            let mut fabric = lock(self.shared);
+            let now = nanos_since(self.start);
+            for _ in 0..BATCH {
+                if self.in_flight > MAX_IN_FLIGHT {
+                    return taken;
+                }
+                let Ok(length) = self.taps[from].recv(&mut buffer) else {
+                    break;
+                };
+                taken += 1;
+                let frame = &buffer[..length];
+                let to = match destination(frame, self.taps.len()) {
+                    Destination::Node(to) => to..to + 1,
+                    Destination::All => 0..self.taps.len(),
+                    Destination::Unknown => continue,
+                };
+                let frame: Rc<[u8]> = frame.into();
+                for to in to.filter(|to| *to != from) {
+                    if let Hop::At(at) = fabric.send(now, from, to, length) {
+                        self.push(at, from, to, false, Rc::clone(&frame));
+                    }
+                }
+            }
+        }
+        taken
+    }
+
+    fn push(&mut self, at: Nanos, from: NodeIndex, to: NodeIndex, shaped: bool, frame: Rc<[u8]>) {
+        self.sequence += 1;
+        self.in_flight += frame.len();
+        self.heap.push(Reverse(Due {
+            at,
+            sequence: self.sequence,
+            from,
+            to,
+            shaped,
+            frame,
+        }));
+    }
+
+    /// Sleeps until something is due or a frame comes, and notes where.
+    fn wait(&self, ready: &mut [bool]) {
+        let now = nanos_since(self.start);
+        let until = self.heap.peek().map_or(Nanos::MAX, |next| next.0.at);
+        let sleep = Duration::from_nanos(until.saturating_sub(now)).min(LONGEST_SLEEP);
+        let events = match self.in_flight > MAX_IN_FLIGHT {
+            true => PollFlags::empty(),
+            false => PollFlags::POLLIN,
+        };
+        let mut ports: Vec<PollFd<'_>> = self
+            .taps
+            .iter()
+            .map(|tap| PollFd::new(tap.as_fd(), events))
+            .collect();
+        let woken = ppoll(&mut ports, Some(sleep.into()), None).unwrap_or(0);
+        for (ready, port) in ready.iter_mut().zip(&ports) {
+            *ready = woken > 0 && port.any().unwrap_or(false);
+        }
+    }
+
+    fn account(&self) {
+        if let Ok(used) = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID) {
+            let used = Duration::from(used).as_nanos() as u64;
+            self.shared.cpu_ns.store(used, Ordering::Relaxed);
+        }
+    }
+}
