@@ -31,10 +31,12 @@ const BATCH: usize = 64;
 const MAX_IN_FLIGHT: usize = 256 << 20;
 /// Longest sleep, so that a stop is seen.
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
-/// Rest between rounds while frames come in numbers.
-const REST: Duration = Duration::from_micros(150);
-/// So many frames per round, on the mean, are numbers.
-const BUSY: f64 = 1.5;
+/// Rest between rounds while much is going on. Frames are read up to this late then, and handed over up to this early.
+const REST: Duration = Duration::from_micros(300);
+/// Much is going on while so many frames per second are read or handed over: a flow of 12 Mbit/s.
+const BUSY: u64 = 4000;
+/// How long frames are counted before that is judged.
+const WINDOW: Nanos = 10_000_000;
 
 /// What the switch shares with the testbed.
 #[derive(Debug)]
@@ -150,8 +152,10 @@ struct Ports<'a> {
     heap: BinaryHeap<Reverse<Due>>,
     in_flight: usize,
     sequence: u64,
-    /// Frames per round, a running mean.
-    frames_per_round: f64,
+    /// Frames read or handed over since the window began.
+    handled: u64,
+    window: Nanos,
+    busy: bool,
 }
 
 impl<'a> Ports<'a> {
@@ -163,7 +167,9 @@ impl<'a> Ports<'a> {
             heap: BinaryHeap::new(),
             in_flight: 0,
             sequence: 0,
-            frames_per_round: 0.0,
+            handled: 0,
+            window: 0,
+            busy: false,
         }
     }
 
@@ -172,10 +178,9 @@ impl<'a> Ports<'a> {
         let _ = set_timerslack(1);
         let mut ready = vec![true; self.taps.len()];
         while !self.shared.stop.load(Ordering::Relaxed) {
-            let handled = self.deliver() + self.read(&ready);
-            self.frames_per_round += (handled as f64 - self.frames_per_round) / 16.0;
-            self.account();
-            if self.frames_per_round > BUSY {
+            self.handled += self.deliver() + self.read(&ready);
+            self.judge();
+            if self.busy {
                 thread::sleep(REST);
                 ready.fill(true);
             } else {
@@ -184,12 +189,34 @@ impl<'a> Ports<'a> {
         }
     }
 
+    /// Whether much is going on, and what it cost so far.
+    fn judge(&mut self) {
+        let now = nanos_since(self.start);
+        let passed = now - self.window;
+        if passed < WINDOW {
+            return;
+        }
+        self.busy = self.handled * 1_000_000_000 / passed > BUSY;
+        (self.handled, self.window) = (0, now);
+        if let Ok(used) = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID) {
+            let used = Duration::from(used).as_nanos() as u64;
+            self.shared.cpu_ns.store(used, Ordering::Relaxed);
+        }
+    }
+
     /// Does what is due; how many frames were handed over.
-    fn deliver(&mut self) -> usize {
+    fn deliver(&mut self) -> u64 {
         let mut delivered = 0;
         let mut fabric = lock(self.shared);
         let now = nanos_since(self.start);
-        while self.heap.peek().is_some_and(|next| next.0.at <= now)
+        // What comes due during the rest, half of it too early as what is read is half of it too late.
+        let until = now
+            + if self.busy {
+                REST.as_nanos() as Nanos
+            } else {
+                0
+            };
+        while self.heap.peek().is_some_and(|next| next.0.at <= until)
             && let Some(Reverse(due)) = self.heap.pop()
         {
             self.in_flight -= due.frame.len();
@@ -205,7 +232,7 @@ impl<'a> Ports<'a> {
     }
 
     /// Takes what the nodes sent; how many frames.
-    fn read(&mut self, ready: &[bool]) -> usize {
+    fn read(&mut self, ready: &[bool]) -> u64 {
         let mut buffer = [0; MAX_FRAME];
         let mut taken = 0;
         for from in (0..self.taps.len()).filter(|from| ready[*from]) {
@@ -266,13 +293,6 @@ impl<'a> Ports<'a> {
         let woken = ppoll(&mut ports, Some(sleep.into()), None).unwrap_or(0);
         for (ready, port) in ready.iter_mut().zip(&ports) {
             *ready = woken > 0 && port.any().unwrap_or(false);
-        }
-    }
-
-    fn account(&self) {
-        if let Ok(used) = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID) {
-            let used = Duration::from(used).as_nanos() as u64;
-            self.shared.cpu_ns.store(used, Ordering::Relaxed);
         }
     }
 }
