@@ -410,6 +410,11 @@ impl<'a> Campaign<'a> {
             }
         }
         let testbed = own_cpu_seconds() - self.cpu_at_start + self.switch.cpu_seconds();
+        if !self.switch.is_prompt() {
+            let missing =
+                "the switch's priority: links are longer while nodes compute on all cores";
+            self.limits.not_applied.push(missing.into());
+        }
         let scenario = self.scenario;
         Record {
             scenario: scenario.name.clone(),
