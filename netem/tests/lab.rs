@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use skein_netem::lab::{self, Lab, LabError};
@@ -13,19 +15,39 @@ use skein_netem::scenario::{
     Action, Condition, End, Event, Line, Node, Program, Scenario, Sim, When,
 };
 
+/// Set in a test that runs in a user namespace.
+const AGAIN: &str = "SKEIN_NETEM_TEST_AGAIN";
+
 /// Labs measure time: one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// None: this system does not permit a lab, and the reason is printed.
+/// None: there is nothing more to do here. Either this system does not permit a lab, and the reason is printed, or the test
+/// was run again in a user namespace.
 fn turn() -> Option<MutexGuard<'static, ()>> {
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    match lab::permitted() {
-        Ok(()) => Some(turn),
-        Err(error) => {
-            eprintln!("skipped: {error}");
-            None
-        }
+    let Err(error) = lab::permitted() else {
+        return Some(turn);
+    };
+    if std::env::var_os(AGAIN).is_some() {
+        eprintln!("skipped: {error}");
+        return None;
     }
+    // The harness has threads, and only a process without may enter a user namespace.
+    let test = thread::current().name().unwrap().to_owned();
+    let again = Command::new(env!("CARGO_BIN_EXE_skein-netem"))
+        .arg("as-root")
+        .arg(std::env::current_exe().unwrap())
+        .args([&test, "--exact", "--nocapture"])
+        .env(AGAIN, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&again.stderr);
+    // 127: there are no user namespaces either.
+    match again.status.code() {
+        Some(0 | 127) => eprintln!("{said}"),
+        _ => panic!("{test} in a user namespace: {said}"),
+    }
+    None
 }
 
 fn node(name: &str, words: &[&str]) -> Node {

@@ -331,8 +331,10 @@ impl<'a> Campaign<'a> {
             .iter()
             .map(|rank| self.nodes[*rank].name.as_str())
             .collect();
-        progress(now, format!("{what} {} {detail}", names.join(" ")).trim());
-        self.mark(what, nodes, detail);
+        let words = [what, &names.join(" "), &detail];
+        let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+        progress(now, &words.join(" "));
+        self.mark_at(now, what, nodes, detail);
         Ok(())
     }
 
@@ -343,7 +345,10 @@ impl<'a> Campaign<'a> {
     }
 
     fn mark(&mut self, what: &str, nodes: Vec<NodeIndex>, detail: String) {
-        let t = self.now();
+        self.mark_at(self.now(), what, nodes, detail);
+    }
+
+    fn mark_at(&mut self, t: f64, what: &str, nodes: Vec<NodeIndex>, detail: String) {
         let what = what.to_owned();
         self.marks.push(Mark {
             t,

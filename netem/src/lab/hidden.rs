@@ -10,7 +10,7 @@
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use nix::errno::Errno;
@@ -22,13 +22,15 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, wait};
 use nix::unistd::{getppid, setsid};
 
-use super::janitor;
+use super::{janitor, namespace};
 use crate::probe;
 
 /// Sub-command: see the module's header. Arguments: parent's process id, `cgroup.procs` files, `--`, the program.
 const INIT: &str = "node-init";
 /// Sub-command: see the module's header. Arguments: the program.
 const ONE: &str = "node-one";
+/// Sub-command: enters a user namespace and becomes the program of its arguments, which has root's rights there.
+const AS_ROOT: &str = "as-root";
 /// As a shell says it: the program cannot be started.
 const NOT_STARTED: u8 = 127;
 /// As a shell says it: killed by a signal, plus its number.
@@ -40,6 +42,7 @@ pub fn hidden_main(args: &[String]) -> Option<ExitCode> {
     match name.as_str() {
         INIT => Some(init(rest)),
         ONE => Some(one(rest)),
+        AS_ROOT => Some(as_root(rest)),
         janitor::NAME => Some(janitor::main(rest)),
         probe::NAME => Some(probe::main(rest)),
         _ => None,
@@ -146,6 +149,20 @@ fn parent_is_gone() -> bool {
     let polled = poll(&mut input, PollTimeout::ZERO);
     let hung_up = |flags: PollFlags| flags.contains(PollFlags::POLLHUP);
     polled.is_ok() && input[0].revents().is_some_and(hung_up)
+}
+
+fn as_root(program: &[String]) -> ExitCode {
+    let Some((name, args)) = program.split_first() else {
+        eprintln!("skein-netem {AS_ROOT}: no program");
+        return ExitCode::from(NOT_STARTED);
+    };
+    if let Err(error) = namespace::enter() {
+        eprintln!("skein-netem {AS_ROOT}: {error}");
+        return ExitCode::from(NOT_STARTED);
+    }
+    let error = Command::new(name).args(args).exec();
+    eprintln!("skein-netem {AS_ROOT}: cannot start {name}: {error}");
+    ExitCode::from(NOT_STARTED)
 }
 
 fn shell_code(status: ExitStatus) -> ExitCode {

@@ -21,6 +21,11 @@ const LONG_PERIOD_US: u64 = 100_000;
 /// Smallest quota that the kernel takes.
 const MIN_QUOTA_US: f64 = 1000.0;
 
+/// Weight of a node that has a share, against 1024 (v1) or 100 (v2) of what else runs: its quota, not the load of others,
+/// says what it gets.
+const WEIGHT_V1: u64 = 65_536;
+const WEIGHT_V2: u64 = 6_400;
+
 /// Testbeds of one process, such as tests, have cgroups of their own.
 static RUNS: AtomicU32 = AtomicU32::new(0);
 
@@ -168,7 +173,10 @@ fn set_share(group: &Cgroup, share: f64) -> Result<(), String> {
     // v1 checks the quota against the period in force: the period first, or a small quota would be refused.
     cpu.set_cfs_period(period)
         .map_err(|error| error.to_string())?;
-    cpu.set_cfs_quota(quota).map_err(|error| error.to_string())
+    cpu.set_cfs_quota(quota)
+        .map_err(|error| error.to_string())?;
+    let weight = if group.v2() { WEIGHT_V2 } else { WEIGHT_V1 };
+    cpu.set_shares(weight).map_err(|error| error.to_string())
 }
 
 fn set_memory(group: &Cgroup, bytes: u64) -> Result<(), String> {

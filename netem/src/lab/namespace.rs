@@ -20,8 +20,6 @@ use crate::link::NodeIndex;
 pub(super) const INTERFACE: &str = "eth0";
 /// Payload of an Ethernet frame.
 const MTU: u16 = 1500;
-/// Frames that wait in a TAP for the switch. More than it reads at once, few enough that a stalled switch is not a deep queue.
-const TAP_QUEUE: u32 = 500;
 
 type Answer = SyncSender<io::Result<Child>>;
 
@@ -101,7 +99,7 @@ fn enter_network(rank: NodeIndex) -> Result<SyncDevice, LabError> {
         .ipv4(address::ip(rank), address::PREFIX_BITS, None)
         .mtu(MTU)
         .with(|tap| {
-            tap.offload(false).tx_queue_len(TAP_QUEUE);
+            tap.offload(false);
         })
         .build_sync()
         .map_err(|error| match error.kind() {
