@@ -21,10 +21,11 @@ const LONG_PERIOD_US: u64 = 100_000;
 /// Smallest quota that the kernel takes.
 const MIN_QUOTA_US: f64 = 1000.0;
 
-/// Weight of a node that has a share, against 1024 (v1) or 100 (v2) of what else runs: its quota, not the load of others,
-/// says what it gets.
-const WEIGHT_V1: u64 = 65_536;
-const WEIGHT_V2: u64 = 6_400;
+/// Weight of all nodes together, as v1 counts it (1024 is one process of the system; v2: 100), where each has a share: what
+/// else runs waits then, and quotas, not the load of others, say what a node gets.
+const WEIGHT: u64 = 65_536;
+/// Where a node has none, they must leave something to the testbed: the weight of one process each.
+const USUAL_WEIGHT: u64 = 1024;
 
 /// Testbeds of one process, such as tests, have cgroups of their own.
 static RUNS: AtomicU32 = AtomicU32::new(0);
@@ -59,6 +60,7 @@ impl Limits {
             let group = limits.group(&name, rank, node);
             limits.groups.push(group);
         }
+        set_weight(&load(&name), nodes);
         limits.not_applied.sort();
         limits.not_applied.dedup();
         Ok(limits)
@@ -139,9 +141,13 @@ fn controllers() -> Vec<String> {
     ["cpu", "cpuacct", "memory"].map(str::to_owned).to_vec()
 }
 
+fn load(name: &str) -> Cgroup {
+    Cgroup::load_with_specified_controllers(hierarchies::auto(), name, controllers())
+}
+
 /// Where the cgroups of a run are: one folder, or one per controller.
 fn folders(name: &str) -> Vec<PathBuf> {
-    let group = Cgroup::load_with_specified_controllers(hierarchies::auto(), name, controllers());
+    let group = load(name);
     let mut folders: Vec<PathBuf> = match group.v2() {
         true => vec![Path::new(hierarchies::UNIFIED_MOUNTPOINT).join(name)],
         false => {
@@ -173,10 +179,23 @@ fn set_share(group: &Cgroup, share: f64) -> Result<(), String> {
     // v1 checks the quota against the period in force: the period first, or a small quota would be refused.
     cpu.set_cfs_period(period)
         .map_err(|error| error.to_string())?;
-    cpu.set_cfs_quota(quota)
-        .map_err(|error| error.to_string())?;
-    let weight = if group.v2() { WEIGHT_V2 } else { WEIGHT_V1 };
-    cpu.set_shares(weight).map_err(|error| error.to_string())
+    cpu.set_cfs_quota(quota).map_err(|error| error.to_string())
+}
+
+/// Where there is no cpu controller, shares are reported as not applied already.
+fn set_weight(group: &Cgroup, nodes: &[Node]) {
+    let weight = match nodes.iter().all(|node| node.cpu.is_some()) {
+        true => WEIGHT,
+        false => USUAL_WEIGHT * nodes.len() as u64,
+    };
+    // v2: 1 to 10,000.
+    let weight = match group.v2() {
+        true => (weight * 100 / USUAL_WEIGHT).clamp(1, 10_000),
+        false => weight,
+    };
+    if let Some(cpu) = group.controller_of::<CpuController>() {
+        let _ = cpu.set_shares(weight);
+    }
 }
 
 fn set_memory(group: &Cgroup, bytes: u64) -> Result<(), String> {

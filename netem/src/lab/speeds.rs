@@ -36,8 +36,9 @@ impl Speed {
     }
 
     fn differs(&self) -> bool {
-        // Also where something could not be measured.
-        !(self.loss().abs() <= TOLERANCE)
+        let loss = self.loss().abs();
+        // No number: something could not be measured.
+        loss > TOLERANCE || loss.is_nan()
     }
 }
 
