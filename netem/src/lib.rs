@@ -9,5 +9,6 @@
 pub mod link;
 pub mod scenario;
 pub mod record;
+mod priority;
 pub mod probe;
 pub mod lab;

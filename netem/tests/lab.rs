@@ -346,6 +346,29 @@ fn a_cpu_share_is_what_a_node_gets() {
 }
 
 #[test]
+fn a_cpu_share_that_an_event_sets_holds_for_what_runs_already() {
+    let Some(_turn) = turn() else { return };
+    let mut of = scenario(vec![probe("slowed", "spin --seconds 3")]);
+    of.events = vec![Event {
+        when: When::At(Duration::from_millis(500)),
+        action: Action::SetCpu {
+            nodes: vec![0],
+            share: 0.1,
+        },
+    }];
+    let record = run(&of);
+    if !record.not_applied.is_empty() {
+        eprintln!("skipped: {:?}", record.not_applied);
+        return;
+    }
+    // Half a second of up to one core, the rest of a tenth.
+    let share = metric(&record, 0, "spin").number("cpu_share").unwrap();
+    assert!((0.05..0.4).contains(&share), "{share}");
+    let used = record.nodes[0].usage.last().unwrap();
+    assert!((0.2..1.5).contains(&used.cpu_s), "{used:?}");
+}
+
+#[test]
 fn a_node_that_wants_more_memory_than_it_has_dies_and_shows_its_tail() {
     let Some(_turn) = turn() else { return };
     let script =

@@ -4,7 +4,6 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
 
 use super::limits::Limits;
@@ -13,7 +12,7 @@ use super::mesh::{self, Submission};
 use super::namespace::Namespace;
 use super::node::Node;
 use super::processes::Processes;
-use super::schedule::{Schedule, meets, targets};
+use super::schedule::{Schedule, meets};
 use super::switch::Switch;
 use super::{Lab, LabError, address, machine};
 use crate::link::{Fabric, NodeIndex};
@@ -55,19 +54,20 @@ pub(super) fn run(
     Ok(campaign.close())
 }
 
-struct Campaign<'a> {
+/// A run that goes on.
+pub(super) struct Campaign<'a> {
     lab: &'a Lab,
     scenario: &'a Scenario,
     // In the order in which they must go: processes, then their network and cgroups.
     submission: Option<Submission>,
-    nodes: Vec<Node>,
-    switch: Switch,
-    limits: Limits,
-    lines: Lines,
+    pub(super) nodes: Vec<Node>,
+    pub(super) switch: Switch,
+    pub(super) limits: Limits,
+    pub(super) lines: Lines,
     schedule: Schedule,
     /// When each node starts, as long as it has not.
     starts: Vec<Option<Duration>>,
-    shares: Vec<Option<f64>>,
+    pub(super) shares: Vec<Option<f64>>,
     start: Instant,
     /// Milliseconds since 1970 at the start.
     start_ms: f64,
@@ -118,7 +118,7 @@ impl<'a> Campaign<'a> {
         })
     }
 
-    fn now(&self) -> f64 {
+    pub(super) fn now(&self) -> f64 {
         self.start.elapsed().as_secs_f64()
     }
 
@@ -142,7 +142,7 @@ impl<'a> Campaign<'a> {
         Ok(())
     }
 
-    fn begin(&mut self, rank: NodeIndex) -> Result<(), LabError> {
+    pub(super) fn begin(&mut self, rank: NodeIndex) -> Result<(), LabError> {
         let now = self.now();
         self.starts[rank] = None;
         let procs = self.limits.procs(rank);
@@ -252,103 +252,11 @@ impl<'a> Campaign<'a> {
         Ok(())
     }
 
-    fn act(&mut self, action: &Action, progress: Progress<'_>) -> Result<(), LabError> {
-        let now = self.now();
-        let nodes = targets(action).cloned().unwrap_or_default();
-        let mut detail = String::new();
-        let what = match action {
-            Action::Kill(_) => {
-                nodes.iter().for_each(|rank| self.nodes[*rank].kill(now));
-                "kill"
-            }
-            Action::Stop(_) => {
-                self.signal(&nodes, Signal::SIGSTOP, true);
-                "stop"
-            }
-            Action::Continue(_) => {
-                self.signal(&nodes, Signal::SIGCONT, true);
-                "continue"
-            }
-            Action::Leave(_) => {
-                self.signal(&nodes, Signal::SIGINT, false);
-                "leave"
-            }
-            Action::Restart(_) => {
-                for rank in &nodes {
-                    self.nodes[*rank].kill(now);
-                    self.begin(*rank)?;
-                }
-                "restart"
-            }
-            Action::Join(_) => {
-                for rank in &nodes {
-                    self.begin(*rank)?;
-                }
-                "join"
-            }
-            Action::Partition(groups) => {
-                self.switch.fabric().partition(groups);
-                let name = |rank: &NodeIndex| self.nodes[*rank].name.as_str();
-                let group = |group: &Vec<NodeIndex>| group.iter().map(name).collect::<Vec<_>>();
-                let groups: Vec<String> = groups.iter().map(|of| group(of).join(" ")).collect();
-                detail = groups.join(" | ");
-                "partition"
-            }
-            Action::Heal => {
-                self.switch.fabric().heal();
-                "heal"
-            }
-            Action::SetLine { up, down, .. } => {
-                for rank in &nodes {
-                    let mut fabric = self.switch.fabric();
-                    self.lines.set_node(&mut fabric, *rank, *up, *down);
-                }
-                "line"
-            }
-            Action::SetPair { from, to, profile } => {
-                let mut fabric = self.switch.fabric();
-                self.lines.set_pair(&mut fabric, *from, *to, *profile);
-                detail = format!("{} to {}", self.nodes[*from].name, self.nodes[*to].name);
-                "pair"
-            }
-            Action::SetCpu { share, .. } => {
-                nodes
-                    .iter()
-                    .for_each(|rank| self.shares[*rank] = Some(*share));
-                machine::check_shares(self.shares.iter().flatten().copied())?;
-                nodes
-                    .iter()
-                    .for_each(|rank| self.limits.set_cpu(*rank, *share));
-                detail = format!("{share} cores");
-                "cpu"
-            }
-        };
-        // A repeating event may find nobody to happen to.
-        if targets(action).is_some() && nodes.is_empty() {
-            return Ok(());
-        }
-        let names: Vec<&str> = nodes
-            .iter()
-            .map(|rank| self.nodes[*rank].name.as_str())
-            .collect();
-        let words = [what, &names.join(" "), &detail];
-        let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
-        progress(now, &words.join(" "));
-        self.mark_at(now, what, nodes, detail);
-        Ok(())
-    }
-
-    fn signal(&mut self, nodes: &[NodeIndex], signal: Signal, all: bool) {
-        for rank in nodes {
-            self.nodes[*rank].signal(signal, all);
-        }
-    }
-
     fn mark(&mut self, what: &str, nodes: Vec<NodeIndex>, detail: String) {
         self.mark_at(self.now(), what, nodes, detail);
     }
 
-    fn mark_at(&mut self, t: f64, what: &str, nodes: Vec<NodeIndex>, detail: String) {
+    pub(super) fn mark_at(&mut self, t: f64, what: &str, nodes: Vec<NodeIndex>, detail: String) {
         let what = what.to_owned();
         self.marks.push(Mark {
             t,

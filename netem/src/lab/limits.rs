@@ -1,13 +1,16 @@
 //! CPU shares and memory caps: one cgroup per node, v1 or v2.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cgroups_rs::fs::Cgroup;
 use cgroups_rs::fs::cpu::CpuController;
 use cgroups_rs::fs::cpuacct::CpuAcctController;
 use cgroups_rs::fs::hierarchies;
 use cgroups_rs::fs::memory::MemController;
+use cgroups_rs::fs::{Cgroup, Controller};
+
+use nix::errno::Errno;
 
 use super::janitor::{self, Janitor};
 use super::{Lab, LabError};
@@ -21,11 +24,13 @@ const LONG_PERIOD_US: u64 = 100_000;
 /// Smallest quota that the kernel takes.
 const MIN_QUOTA_US: f64 = 1000.0;
 
-/// Weight of all nodes together, as v1 counts it (1024 is one process of the system; v2: 100), where each has a share: what
-/// else runs waits then, and quotas, not the load of others, say what a node gets.
-const WEIGHT: u64 = 65_536;
-/// Where a node has none, they must leave something to the testbed: the weight of one process each.
-const USUAL_WEIGHT: u64 = 1024;
+/// Weight of all nodes with shares together, as v1 counts it; 1024 is one process of the system. What else runs waits, and
+/// quotas, not the load of others, say what a node gets.
+const WEIGHT_V1: u64 = 65_536;
+/// The same as v2 counts it; 100 is one process of the system.
+const WEIGHT_V2: u64 = 6400;
+/// v2 has nodes without shares in the same place: they must leave something to the testbed.
+const USUAL_WEIGHT_V2: u64 = 100;
 
 /// Testbeds of one process, such as tests, have cgroups of their own.
 static RUNS: AtomicU32 = AtomicU32::new(0);
@@ -34,6 +39,8 @@ static RUNS: AtomicU32 = AtomicU32::new(0);
 #[derive(Debug)]
 pub(super) struct Limits {
     groups: Vec<Option<Cgroup>>,
+    /// Nodes with a CPU share. With v1 the others stay out of the cpu hierarchy.
+    shared: Vec<bool>,
     /// What could not be applied.
     pub(super) not_applied: Vec<String>,
     folders: Vec<PathBuf>,
@@ -49,6 +56,7 @@ impl Limits {
         let folders = folders(&name);
         let mut limits = Self {
             groups: Vec::new(),
+            shared: nodes.iter().map(|node| node.cpu.is_some()).collect(),
             not_applied: Vec::new(),
             _janitor: match folders.is_empty() {
                 true => None,
@@ -96,7 +104,7 @@ impl Limits {
     /// Another CPU share, in cores.
     pub(super) fn set_cpu(&mut self, rank: NodeIndex, share: f64) {
         let set = match &self.groups[rank] {
-            Some(group) => set_share(group, share),
+            Some(group) => set_share(group, share).and_then(|()| self.take_in(rank)),
             None => Err("there are no cgroups".into()),
         };
         if let Err(reason) = set {
@@ -107,13 +115,40 @@ impl Limits {
         }
     }
 
+    /// A node that had no share gets one: what runs there is moved.
+    fn take_in(&mut self, rank: NodeIndex) -> Result<(), String> {
+        let before = self.procs(rank);
+        self.shared[rank] = true;
+        let after = self.procs(rank);
+        let running = before.first().map(fs::read_to_string);
+        let running = running.and_then(Result::ok).unwrap_or_default();
+        for file in after.iter().filter(|file| !before.contains(file)) {
+            for pid in running.lines() {
+                match fs::write(file, pid) {
+                    // It has ended.
+                    Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => {}
+                    written => written.map_err(|error| format!("{file}: {error}"))?,
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The files that a process of this node writes itself into.
     pub(super) fn procs(&self, rank: NodeIndex) -> Vec<String> {
-        if self.groups[rank].is_none() {
+        let Some(group) = &self.groups[rank] else {
             return Vec::new();
-        }
+        };
+        // A cgroup that shares the CPU keeps its processes from going first, which the probes do.
+        let out = match group.controller_of::<CpuController>() {
+            Some(cpu) if !self.shared[rank] && !group.v2() => cpu.path().parent(),
+            _ => None,
+        };
+        let folders = self.folders.iter();
         let file = |folder: &PathBuf| folder.join(rank.to_string()).join("cgroup.procs");
-        let files = self.folders.iter().map(file);
+        let files = folders
+            .filter(|folder| Some(folder.as_path()) != out)
+            .map(file);
         files.map(|file| file.display().to_string()).collect()
     }
 
@@ -121,6 +156,12 @@ impl Limits {
     pub(super) fn cpu_seconds(&self, rank: NodeIndex) -> Option<f64> {
         let group = self.groups[rank].as_ref()?;
         if let Some(accounts) = group.controller_of::<CpuAcctController>() {
+            let cpu = group.controller_of::<CpuController>();
+            let together = cpu.is_some_and(|cpu| cpu.path() == accounts.path());
+            // Where v1 has both in one place, a node without a share is in neither.
+            if together && !self.shared[rank] {
+                return None;
+            }
             return Some(accounts.cpuacct().usage as f64 / 1e9);
         }
         let stat = group.controller_of::<CpuController>()?.cpu().stat;
@@ -184,14 +225,10 @@ fn set_share(group: &Cgroup, share: f64) -> Result<(), String> {
 
 /// Where there is no cpu controller, shares are reported as not applied already.
 fn set_weight(group: &Cgroup, nodes: &[Node]) {
-    let weight = match nodes.iter().all(|node| node.cpu.is_some()) {
-        true => WEIGHT,
-        false => USUAL_WEIGHT * nodes.len() as u64,
-    };
-    // v2: 1 to 10,000.
     let weight = match group.v2() {
-        true => (weight * 100 / USUAL_WEIGHT).clamp(1, 10_000),
-        false => weight,
+        false => WEIGHT_V1,
+        true if nodes.iter().all(|node| node.cpu.is_some()) => WEIGHT_V2,
+        true => (USUAL_WEIGHT_V2 * nodes.len() as u64).min(WEIGHT_V2),
     };
     if let Some(cpu) = group.controller_of::<CpuController>() {
         let _ = cpu.set_shares(weight);

@@ -6,7 +6,7 @@
 //!
 //! `address` and `netlink` are the network of one node, `namespace` holds its namespace, `init` is what runs inside before
 //! its program, `limits` its CPU and memory, `node` the whole of it; `switch` and `lines` are what is between nodes; `watch`
-//! reads what programs write, `schedule` says what is to happen, `campaign` does it all. `speeds` measures before a campaign.
+//! reads what programs write, `schedule` says what is to happen, `action` does it, `campaign` is the whole run. `speeds` measures before a campaign.
 
 mod error;
 mod machine;
@@ -25,6 +25,7 @@ mod node;
 mod mesh;
 mod speeds;
 mod campaign;
+mod action;
 
 use std::path::{Path, PathBuf};
 

@@ -203,7 +203,7 @@ impl Node {
         let last = self.usage.last().map_or(0.0, |usage| usage.cpu_s);
         self.usage.push(Usage {
             t: now,
-            cpu_s: counted.unwrap_or_else(|| (self.past_cpu_s + seconds).max(last)),
+            cpu_s: counted.unwrap_or(self.past_cpu_s + seconds).max(last),
             rss_bytes,
         });
     }

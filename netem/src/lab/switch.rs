@@ -15,18 +15,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::prctl::set_timerslack;
 use nix::time::{ClockId, clock_gettime};
-use thread_priority::ThreadPriority;
-use thread_priority::unix::{
-    RealtimeThreadSchedulePolicy, ThreadSchedulePolicy, set_thread_priority_and_policy,
-    thread_native_id,
-};
 use tun_rs::SyncDevice;
 
 use super::LabError;
 use super::address::{Destination, destination};
 use crate::link::{Fabric, Hop, Nanos, NodeIndex};
+use crate::priority;
 
 /// The longest frame, with room for a VLAN tag.
 const MAX_FRAME: usize = 1518;
@@ -38,6 +33,8 @@ const MAX_IN_FLIGHT: usize = 256 << 20;
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 /// Rest between rounds while much is going on. Frames are read up to this late then, and handed over up to this early.
 const REST: Duration = Duration::from_micros(300);
+/// Waking up takes about so long, so the thread asks for that much earlier, and what is due within it is due.
+const EARLY: Duration = Duration::from_micros(50);
 /// Much is going on while so many frames per second are read or handed over: a flow of 12 Mbit/s.
 const BUSY: u64 = 4000;
 /// How long frames are counted before that is judged.
@@ -121,13 +118,6 @@ fn lock(shared: &Shared) -> MutexGuard<'_, Fabric> {
     shared.fabric.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets this thread run before all usual ones: nodes that compute on every core must not make a link longer. Whether the
-/// system permits it.
-fn go_first() -> bool {
-    let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
-    set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy).is_ok()
-}
-
 fn nanos_since(start: Instant) -> Nanos {
     start.elapsed().as_nanos() as Nanos
 }
@@ -194,9 +184,10 @@ impl<'a> Ports<'a> {
     }
 
     fn run(&mut self) {
-        // The usual 50 us would be added to each delay. Without it delays are a little longer, so it is no fault.
-        let _ = set_timerslack(1);
-        self.shared.prompt.store(go_first(), Ordering::Relaxed);
+        // Nodes that compute on every core must not make a link longer.
+        self.shared
+            .prompt
+            .store(priority::go_first(), Ordering::Relaxed);
         let mut ready = vec![true; self.taps.len()];
         while !self.shared.stop.load(Ordering::Relaxed) {
             self.handled += self.deliver() + self.read(&ready);
@@ -230,13 +221,9 @@ impl<'a> Ports<'a> {
         let mut delivered = 0;
         let mut fabric = lock(self.shared);
         let now = nanos_since(self.start);
-        // What comes due during the rest, half of it too early as what is read is half of it too late.
-        let until = now
-            + if self.busy {
-                REST.as_nanos() as Nanos
-            } else {
-                0
-            };
+        // What comes due during the rest is half of it too early, as what is read is half of it too late.
+        let early = if self.busy { REST } else { EARLY };
+        let until = now + early.as_nanos() as Nanos;
         while self.heap.peek().is_some_and(|next| next.0.at <= until)
             && let Some(Reverse(due)) = self.heap.pop()
         {
@@ -301,7 +288,9 @@ impl<'a> Ports<'a> {
     fn wait(&self, ready: &mut [bool]) {
         let now = nanos_since(self.start);
         let until = self.heap.peek().map_or(Nanos::MAX, |next| next.0.at);
-        let sleep = Duration::from_nanos(until.saturating_sub(now)).min(LONGEST_SLEEP);
+        let sleep = Duration::from_nanos(until.saturating_sub(now))
+            .saturating_sub(EARLY)
+            .min(LONGEST_SLEEP);
         let events = match self.in_flight > MAX_IN_FLIGHT {
             true => PollFlags::empty(),
             false => PollFlags::POLLIN,
