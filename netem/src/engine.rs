@@ -3,8 +3,10 @@
 use std::fmt;
 use std::path::Path;
 
+use crate::lab::{self, LabError, Speed};
 use crate::record::{Progress, Record};
 use crate::scenario::Scenario;
+use crate::sim::{self, SimError};
 
 /// What runs a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,12 +20,12 @@ pub enum Engine {
 /// Why a scenario could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The engine is not part of this program.
-    #[error("the engine {engine} is not in this build; choose another with --engine")]
-    Absent {
-        /// Which.
-        engine: Engine,
-    },
+    /// In the lab.
+    #[error(transparent)]
+    Lab(#[from] LabError),
+    /// In the simulator.
+    #[error(transparent)]
+    Sim(#[from] SimError),
 }
 
 impl Engine {
@@ -37,8 +39,25 @@ impl Engine {
         out: &Path,
         progress: Progress<'_>,
     ) -> Result<Record, EngineError> {
-        let _ = (scenario, out, progress);
-        Err(EngineError::Absent { engine: self })
+        match self {
+            Self::Lab => Ok(lab::run(scenario, out, progress)?),
+            Self::Sim => Ok(sim::run(scenario, progress)?),
+        }
+    }
+
+    /// Measures, before a campaign, whether the machine gives every node its share whatever the others do.
+    ///
+    /// # Errors
+    /// [`LabError::SpeedsDiffer`]: it does not.
+    pub fn measure(
+        self,
+        scenario: &Scenario,
+        progress: Progress<'_>,
+    ) -> Result<Vec<Speed>, EngineError> {
+        match self {
+            Self::Lab => Ok(lab::speeds(scenario, progress)?),
+            Self::Sim => Ok(Vec::new()),
+        }
     }
 }
 

@@ -9,6 +9,9 @@
 pub mod link;
 pub mod scenario;
 pub mod record;
+mod priority;
+pub mod probe;
+pub mod lab;
 pub mod sim;
 pub mod engine;
 pub mod report;

@@ -3,5 +3,8 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    skein_netem::cli::main(std::env::args_os())
+    // The lab starts this very executable inside of its namespaces.
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    skein_netem::lab::hidden_main(&args)
+        .unwrap_or_else(|| skein_netem::cli::main(std::env::args_os()))
 }

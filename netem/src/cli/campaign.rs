@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::{CompareArgs, FileArgs, HowArgs, RunArgs};
 use super::{print, scenarios, title};
+use crate::lab::Speed;
 use crate::record::Record;
 use crate::report::{self, RunSummary, Summary};
 use crate::scenario::Scenario;
@@ -93,6 +94,7 @@ fn run_all(
     let mut taken = BTreeSet::new();
     let mut done: Vec<(Record, RunSummary)> = vec![];
     let mut summary = Summary::new(name, vec![]);
+    measure_speeds(runs, how)?;
     for (number, scenario) in runs.iter().enumerate() {
         let own = run_folder(scenario, &mut taken);
         let inside = folder.join(&own);
@@ -129,6 +131,31 @@ fn run_all(
         &format!("report: {}\n", folder.join("index.html").display()),
     )?;
     Ok(summary)
+}
+
+/// Whether the machine gives every node its share whatever the others do; once for each set of shares.
+fn measure_speeds(runs: &[Scenario], how: &HowArgs) -> anyhow::Result<()> {
+    let mut known: Vec<Vec<Option<f64>>> = vec![];
+    for scenario in runs {
+        let shares: Vec<Option<f64>> = scenario.nodes.iter().map(|node| node.cpu).collect();
+        if known.contains(&shares) || shares.iter().all(Option::is_none) {
+            continue;
+        }
+        let speeds = how
+            .engine
+            .measure(scenario, &mut |_, _| {})
+            .with_context(|| format!("{} is not run", title(scenario)))?;
+        let worst = speeds.iter().map(Speed::loss).fold(0.0, f64::max);
+        if !speeds.is_empty() {
+            let percent = 100.0 * worst;
+            out(
+                how,
+                &format!("speed alone and together: at most {percent:.1} % apart\n"),
+            )?;
+        }
+        known.push(shares);
+    }
+    Ok(())
 }
 
 /// Text for people: on standard output, unless JSON is there.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -21,6 +21,9 @@ use crate::record::{Mark, Metric, Progress, Record, Traffic, Usage};
 use crate::scenario::{Problem, Program, Scenario};
 
 pub(super) const SECOND: Nanos = 1_000_000_000;
+
+/// Real time between two lines of progress.
+const SAY_EVERY: Duration = Duration::from_secs(10);
 
 /// An event of a run.
 #[derive(Debug)]
@@ -138,7 +141,7 @@ impl<'a> World<'a> {
 
     pub(super) fn run(mut self, progress: Progress<'_>) -> Result<Record, SimError> {
         let began = Instant::now();
-        let mut told = Instant::now();
+        let (mut told, mut said) = (began, began);
         let end = self.scenario.end.after.as_nanos() as Nanos;
         self.plan();
         while let Some((at, event)) = self.queue.pop() {
@@ -151,7 +154,12 @@ impl<'a> World<'a> {
             outcome.map_err(|what| self.broken(what))?;
             if told.elapsed().as_millis() > 500 {
                 told = Instant::now();
-                progress(self.seconds(), &self.standing());
+                let is_due = said.elapsed() >= SAY_EVERY;
+                if is_due {
+                    said = told;
+                }
+                let line = is_due.then(|| self.standing());
+                progress(self.seconds(), &line.unwrap_or_default());
             }
         }
         if !self.is_over {

@@ -230,6 +230,9 @@ impl Peer {
         match message {
             Message::Gossip(Gossip::Beat(_, beat)) => self.input(now, Input::Beat(from, beat)),
             Message::Gossip(Gossip::View(_, view)) => self.input(now, Input::View(from, view)),
+            Message::Gossip(Gossip::Change(_, change)) => {
+                self.input(now, Input::Change(from, change));
+            }
             Message::Gossip(Gossip::Leaving(_)) => self.input(now, Input::Leaving(from)),
             Message::Gossip(Gossip::Applied(_, seq)) => self.exchange.applied(from, seq),
             Message::Gossip(Gossip::Stop(_, reason)) => self.input(now, Input::StopHolds(reason)),

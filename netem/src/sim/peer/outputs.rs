@@ -17,6 +17,7 @@ impl Peer {
         match output {
             Output::SendBeat(to, beat) => self.tell(to, Gossip::Beat(id, beat)),
             Output::SendView(to, view) => self.tell(to, Gossip::View(id, view)),
+            Output::SendChange(to, change) => self.tell(to, Gossip::Change(id, change)),
             Output::Adopted(view) => {
                 self.began.get_or_insert(now);
                 let members = view.members.iter().map(|member| member.peer.short());
