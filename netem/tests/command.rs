@@ -106,3 +106,55 @@ fn the_manual_names_every_metric_preset_key_and_file() {
         );
     }
 }
+
+#[test]
+fn the_manual_names_every_field_of_the_json() {
+    use skein_netem::report::{Compared, RunSummary, Summary, Verdict};
+    let verdict = Verdict {
+        metric: "steps".into(),
+        comparison: ">=".into(),
+        bound: 1.0,
+        value: None,
+        holds: false,
+    };
+    let run = RunSummary {
+        verdicts: vec![verdict],
+        ..RunSummary::default()
+    };
+    let compared = Compared {
+        metric: "steps".into(),
+        contestant: "a".into(),
+        values: vec![None],
+        min: None,
+        median: None,
+        max: None,
+        ratio: None,
+    };
+    let mut summary = Summary::new("a", vec![run]);
+    summary.comparison = vec![compared];
+    let json = serde_json::to_value(&summary).unwrap();
+    assert_eq!(json["format"], 1);
+    assert!(json["runs"][0]["verdicts"][0]["value"].is_null());
+    let manual = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/testbed.md");
+    let manual = std::fs::read_to_string(manual).unwrap();
+    let (_, form) = manual.split_once("```text").unwrap();
+    let (form, _) = form.split_once("```").unwrap();
+    let words: Vec<&str> = form
+        .split(|c: char| !c.is_alphanumeric() && c != '_')
+        .collect();
+    let objects = [
+        &json,
+        &json["runs"][0],
+        &json["runs"][0]["verdicts"][0],
+        &json["comparison"][0],
+    ];
+    for key in objects
+        .iter()
+        .flat_map(|object| object.as_object().unwrap().keys())
+    {
+        assert!(
+            words.contains(&key.as_str()),
+            "docs/testbed.md does not name {key}"
+        );
+    }
+}

@@ -264,3 +264,52 @@ fn bar(scenario: &Scenario, label: &str) -> ProgressBar {
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contestants() -> Vec<Scenario> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/dlion-cpu.toml");
+        let mut variants = crate::scenario::load(&path, &[], Some(7)).unwrap().variants;
+        variants.truncate(2);
+        variants[1].repeat = 2;
+        variants
+    }
+
+    #[test]
+    fn contestants_take_turns_with_seeds_counting_up() {
+        let order = |rounds, own_repeat| -> Vec<(String, u64)> {
+            let runs = schedule(&contestants(), rounds, own_repeat).into_iter();
+            runs.map(|of| (of.variant, of.seed)).collect()
+        };
+        let turn = |seed| [("hetero".to_owned(), seed), ("homo".to_owned(), seed)];
+        assert_eq!(order(2, false), [turn(7), turn(8)].concat());
+        // `run` repeats each variant as often as it says itself.
+        let own = [turn(7).to_vec(), vec![("homo".to_owned(), 8)]].concat();
+        assert_eq!(order(2, true), own);
+    }
+
+    #[test]
+    fn folders_of_runs_are_named_by_variant_and_seed_and_never_shared() {
+        let runs = contestants();
+        let mut other = runs[0].clone();
+        other.name = "other".into();
+        let mut taken = BTreeSet::new();
+        assert_eq!(run_folder(&runs[0], &mut taken), "hetero-7");
+        assert_eq!(run_folder(&other, &mut taken), "other-hetero-7");
+        other.variant.clear();
+        assert_eq!(run_folder(&other, &mut taken), "other-7");
+    }
+
+    #[test]
+    fn a_run_does_not_go_on_from_the_state_of_an_earlier_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = folder.path().join("run-1");
+        make_empty(&inside).unwrap();
+        make_empty(&inside).unwrap();
+        std::fs::write(inside.join("state"), "").unwrap();
+        let error = make_empty(&inside).unwrap_err().to_string();
+        assert!(error.contains("another folder with --out"), "{error}");
+    }
+}

@@ -196,7 +196,7 @@ impl Chart {
             })
             .filter(|&(y, x, number, name)| {
                 // A line that stops early is named where it stops.
-                let early = x < scale.right - 0.1 * (scale.right - LEFT);
+                let early = x < scale.right - 0.2 * (scale.right - LEFT);
                 if early {
                     let colour = COLOURS[number % COLOURS.len()];
                     svg.rect((x - 3.0, y - 3.0), (6.0, 6.0), colour, "");

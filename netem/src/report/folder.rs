@@ -48,14 +48,16 @@ pub fn write_report(folder: &Path, record: &Record, run: &RunSummary) -> Result<
     with_file(&folder.join("links.csv"), |to| csv::links(record, to))
 }
 
-/// The accuracy in the metrics' names, which is that of the job.
+/// The accuracy that it trained to, which stands in the names of its metrics; else one that is expected.
 fn target(run: &RunSummary) -> Option<f64> {
-    let names = run.metrics.keys();
-    let mut numbers = names.filter_map(|name| {
-        let inside = name.strip_prefix("time_to_accuracy(")?.strip_suffix(')')?;
-        inside.parse().ok()
-    });
-    numbers.next()
+    let number = |metric: &str| {
+        let inside = |name: &String| {
+            let inside = name.strip_prefix(metric)?.strip_suffix(')')?;
+            inside.parse().ok()
+        };
+        run.metrics.keys().find_map(inside)
+    };
+    number("samples_to_accuracy(").or_else(|| number("time_to_accuracy("))
 }
 
 /// Writes `summary.json` and `index.html` into the folder of a campaign.

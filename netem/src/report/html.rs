@@ -60,7 +60,7 @@ pub(super) fn page(record: &Record, run: &RunSummary, figures: &[Figure]) -> Str
         letters => format!(" Letters: {}.", escaped(letters)),
     };
     let note = format!(
-        "One row per node. The height of a colour is the share of the time spent so; where there is no bar, the node did not run. \
+        "One row per node. The height of a colour is the share of the time spent so; grey is what is no step: starting, looking at validation data, fetching a state. Where there is no bar, the node did not run. \
          The percentage is its share of a core.{legend}"
     );
     section(&mut html, "What each node did", &note);
@@ -237,10 +237,10 @@ fn happened(html: &mut String, record: &Record) {
     for mark in record.marks.iter().take(MOST) {
         let name = |&rank: &usize| record.nodes.get(rank).map_or("?", |node| &node.name);
         let nodes: Vec<&str> = mark.nodes.iter().map(name).collect();
-        let to = if nodes.is_empty() {
-            "the network".to_owned()
-        } else {
-            nodes.join(", ")
+        let to = match mark.what.as_str() {
+            _ if !nodes.is_empty() => nodes.join(", "),
+            "partition" | "heal" => "the network".to_owned(),
+            _ => String::new(),
         };
         let _ = writeln!(
             html,

@@ -145,7 +145,7 @@ fn legend(svg: &mut Svg, y: f64) {
         (COMPUTE, "computing"),
         (WAIT, "waiting for others"),
         (EXCHANGE, "packing and merging gradients"),
-        (RUNS, "runs, between steps"),
+        (RUNS, "runs, but makes no steps"),
         (STOPPED, "stopped"),
         (CUT, "network cut"),
     ] {

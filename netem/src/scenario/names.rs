@@ -17,9 +17,12 @@ pub(super) struct Names {
 impl Names {
     /// `name` stands for `nodes` from here on; false if it stands for others already.
     pub(super) fn add(&mut self, name: &str, nodes: Vec<NodeIndex>) -> bool {
-        self.all.extend(&nodes);
-        self.all.sort_unstable();
-        self.all.dedup();
+        // Ranks come in their order, and again where a group's name follows its nodes.
+        for &rank in &nodes {
+            if rank == self.all.len() {
+                self.all.push(rank);
+            }
+        }
         self.by_name.insert(name.to_owned(), nodes).is_none()
     }
 
