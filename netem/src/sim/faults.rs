@@ -131,18 +131,18 @@ impl World<'_> {
                 self.transport.fabric.heal();
             }
             Action::SetLine { nodes, up, down } => {
-                self.mark(nodes, "set_line", "");
+                self.mark(nodes, "line", "");
                 for rank in nodes {
                     up.map(|profile| self.transport.fabric.set_up(*rank, profile));
                     down.map(|profile| self.transport.fabric.set_down(*rank, profile));
                 }
             }
             Action::SetPair { from, to, profile } => {
-                self.mark(&[*from, *to], "set_pair", "");
+                self.mark(&[*from, *to], "pair", "");
                 self.transport.fabric.set_pair(*from, *to, *profile);
             }
             Action::SetCpu { nodes, share } => {
-                self.mark(nodes, "set_cpu", &share.to_string());
+                self.mark(nodes, "cpu", &share.to_string());
                 for rank in nodes {
                     self.devices[*rank].share = Some(*share);
                     if let Some(peer) = &mut self.devices[*rank].peer {
