@@ -1,0 +1,147 @@
+//! Whole simulated runs from scenario files: a thousand peers, and the same bytes from the same seed.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use skein_netem::record::Record;
+use skein_netem::scenario::{self, Scenario};
+use skein_netem::sim;
+
+fn read(text: &str, seed: u64) -> Scenario {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("scenario.toml");
+    std::fs::write(&path, text).unwrap();
+    let campaign = scenario::load(&path, &[], Some(seed)).unwrap_or_else(|error| panic!("{error}"));
+    campaign.variants.into_iter().next().unwrap()
+}
+
+fn run(scenario: &Scenario) -> Record {
+    sim::run(scenario, &mut |_, _| {}).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn closed(record: &Record) -> usize {
+    let closes = |node: &&skein_netem::record::NodeRecord| {
+        node.metrics.iter().any(|metric| metric.event == "closed")
+    };
+    record.nodes.iter().filter(closes).count()
+}
+
+/// Kills and joins all the while, 2 % of all frames lost: the checks of the simulator hold after every event, and those that
+/// are left close with one model.
+#[test]
+fn a_thousand_peers_train_under_churn_and_loss_and_close_with_one_model() {
+    let text = r#"
+        name = "thousand"
+        about = "a thousand peers, churn, 2 % loss"
+        [job]
+        model.kind = "mlp"
+        train = { batch = 8, optimiser = { kind = "sgd", lr = 0.05 } }
+        exchange.every = 4
+        evaluate.every = 4
+        stop.seconds = 14
+        start.peers = 1000
+        [[node]]
+        name = "peer"
+        count = 1000
+        up = { delay = "3ms", jitter = "1ms", loss = 0.02 }
+        down = { delay = "3ms" }
+        [[event]]
+        every = "1s"
+        from = "5s"
+        until = "12s"
+        kill = "peer"
+        [[event]]
+        every = "2s"
+        from = "6s"
+        until = "12s"
+        join = "peer"
+        [end]
+        after = "90s"
+        job = true
+        [sim]
+        problem = { toy = 16 }
+        us_per_sample = 200000
+    "#;
+    let record = run(&read(text, 1));
+    println!(
+        "{:.1} virtual seconds, {:.2} per real second",
+        record.duration_s,
+        record.speed.unwrap_or(0.0)
+    );
+    let kills = record
+        .marks
+        .iter()
+        .filter(|mark| mark.what == "kill")
+        .count();
+    let joins = record
+        .marks
+        .iter()
+        .filter(|mark| mark.what == "join")
+        .count();
+    assert_eq!((kills, joins), (8, 4));
+    assert!(closed(&record) >= 990, "{} closed", closed(&record));
+}
+
+/// The real model on real data, twice: every byte of the record but its speed is the same.
+#[test]
+fn the_same_seed_trains_the_same_model_to_the_byte() {
+    let text = r#"
+        name = "twice"
+        about = "three peers, the digits, lossy lines, one killed"
+        [job]
+        model.kind = "mlp"
+        data.source = "digits"
+        train = { batch = 8, optimiser = { kind = "sgd", lr = 0.05 } }
+        exchange.fraction = 0.1
+        evaluate.every = 20
+        stop.steps = 150
+        start.peers = 3
+        [[node]]
+        name = "peer"
+        count = 3
+        cpu = 0.5
+        link = "wifi"
+        [[event]]
+        at = "5s"
+        kill = "peer-1"
+        [end]
+        after = "60s"
+        job = true
+        [sim]
+        us_per_sample = 4000
+    "#;
+    let once = |seed| {
+        let mut record = run(&read(text, seed));
+        record.speed = None;
+        record
+    };
+    let (first, again, other) = (once(1), once(1), once(2));
+    assert_eq!(closed(&first), 2);
+    assert!(
+        first == again,
+        "{:?} and {:?}",
+        first.trace_hash,
+        again.trace_hash
+    );
+    assert_ne!(first.trace_hash, other.trace_hash);
+    let looks = first.nodes[0].metrics.iter().rev();
+    let accuracy = looks
+        .filter_map(|metric| metric.number("val_accuracy"))
+        .next();
+    assert!(accuracy > Some(0.7), "{accuracy:?}");
+}
+
+#[test]
+fn a_violation_names_the_seed_and_the_command_that_replays_it() {
+    let broken = sim::SimError::Broken {
+        what: "two peers closed with different models".into(),
+        seconds: 12.5,
+        scenario: "churn".into(),
+        file: "churn.toml".into(),
+        seed: 7,
+    };
+    let text = broken.to_string();
+    assert!(
+        text.contains("seed 7") && text.contains("--engine sim --seed 7"),
+        "{text}"
+    );
+}
