@@ -3,8 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    match skein_netem::lab::hidden_main(&args) {
+    match skein_netem::lab::hidden_main(std::env::args_os()) {
         Some(code) => code,
         None => ExitCode::from(2),
     }

@@ -425,3 +425,14 @@ fn more_cpu_than_there_is_is_refused_before_anything_starts() {
     let refused = testbed(out.path()).run(&of, &mut |_, _| {});
     assert!(matches!(refused, Err(LabError::Overbooked { asked, .. }) if asked == 2000.0));
 }
+
+#[test]
+fn a_run_that_its_programs_do_not_end_is_ended_and_says_so() {
+    let Some(_turn) = turn() else { return };
+    let mut of = scenario(vec![shell("stays", "sleep 1000")]);
+    of.end.after = Duration::from_secs(1);
+    let record = run(&of);
+    assert_eq!(record.marks.last().unwrap().what, "deadline");
+    let [from, to] = record.nodes[0].lives[0];
+    assert!(from < 0.9 && to >= 1.0, "{from} {to}");
+}

@@ -51,6 +51,7 @@ pub(super) fn run(
         campaign.round(progress)?;
         campaign.rest();
     }
+    campaign.note_deadline(progress);
     Ok(campaign.close())
 }
 
@@ -290,8 +291,13 @@ impl<'a> Campaign<'a> {
     }
 
     fn is_over(&self) -> bool {
+        self.start.elapsed() >= self.scenario.end.after || self.is_complete()
+    }
+
+    /// Whether what should end the run has happened.
+    fn is_complete(&self) -> bool {
         let end = &self.scenario.end;
-        if self.start.elapsed() >= end.after || self.end_reached {
+        if self.end_reached {
             return true;
         }
         let starts_none = self.starts.iter().all(Option::is_none) && !self.schedule.starts_any();
@@ -309,6 +315,21 @@ impl<'a> Campaign<'a> {
             .filter(|node| node.is_skein && node.runs());
         let closed = |node: &Node| node.watch.metrics().any(|line| line.event == "closed");
         self.job_taken && running.clone().next().is_some() && running.all(closed)
+    }
+
+    /// Says so where the time was over before what should have ended the run.
+    fn note_deadline(&mut self, progress: Progress<'_>) {
+        let end = &self.scenario.end;
+        if self.is_complete() || !(end.job || end.exit || end.when.is_some()) {
+            return;
+        }
+        let handed_in = self.job_taken || self.scenario.job.is_none();
+        let detail = match handed_in {
+            true => "the time was over before what should have ended the run",
+            false => "the time was over before every peer answered, so the job was not handed in",
+        };
+        progress(self.now(), detail);
+        self.mark("deadline", Vec::new(), detail.into());
     }
 
     /// Ends everything and says what happened.

@@ -73,13 +73,11 @@ impl Node {
                 let word = |word: &String| replaced(word, lab, rank, scenario.nodes.len());
                 words.iter().map(word).collect()
             }
-            Program::Skein { args } => mesh::command(
-                &mesh::binary(lab)?,
-                &folder,
-                scenario.seed,
-                plan.threads,
-                args,
-            ),
+            Program::Skein { args } => {
+                mesh::check_path(&folder)?;
+                let skein = mesh::binary(lab)?;
+                mesh::command(&skein, &folder, scenario.seed, plan.threads, args)
+            }
         };
         let source = match is_skein {
             true => Source::Home(mesh::home(&folder)),
