@@ -17,7 +17,7 @@ use super::switch::Switch;
 use super::{Lab, LabError, address, machine};
 use crate::link::{Fabric, NodeIndex};
 use crate::record::{Mark, PairTraffic, Progress, Record, Traffic};
-use crate::scenario::{Action, Scenario};
+use crate::scenario::Scenario;
 
 /// Between two looks at what programs do.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -167,7 +167,7 @@ impl<'a> Campaign<'a> {
         let nodes = &self.nodes;
         let due = self
             .schedule
-            .due(now, |action, rank| makes_sense(action, &nodes[rank]));
+            .due(now, |action, rank| nodes[rank].may(action));
         for action in due {
             self.act(&action, progress)?;
         }
@@ -369,16 +369,6 @@ impl<'a> Campaign<'a> {
             trace_hash: None,
             speed: None,
         }
-    }
-}
-
-/// Whether an action does anything to a node as it is.
-fn makes_sense(action: &Action, node: &Node) -> bool {
-    match action {
-        Action::Kill(_) | Action::Stop(_) | Action::Leave(_) => node.runs(),
-        Action::Join(_) => !node.runs(),
-        Action::Restart(_) => node.ran(),
-        _ => true,
     }
 }
 
