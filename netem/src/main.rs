@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // The lab starts this very executable inside of its namespaces.
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    skein_netem::lab::hidden_main(&args)
+    skein_netem::lab::hidden_main(std::env::args_os())
         .unwrap_or_else(|| skein_netem::cli::main(std::env::args_os()))
 }

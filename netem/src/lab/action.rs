@@ -13,7 +13,8 @@ impl Campaign<'_> {
     /// Does it, and notes that.
     pub(super) fn act(&mut self, action: &Action, progress: Progress<'_>) -> Result<(), LabError> {
         let now = self.now();
-        let nodes = targets(action).cloned().unwrap_or_default();
+        let mut nodes = targets(action).cloned().unwrap_or_default();
+        nodes.retain(|rank| self.nodes[*rank].may(action));
         let mut detail = String::new();
         let what = match action {
             Action::Kill(_) => {
@@ -82,7 +83,7 @@ impl Campaign<'_> {
                 "cpu"
             }
         };
-        // A repeating event may find nobody to happen to.
+        // It may find nobody to happen to.
         if targets(action).is_some() && nodes.is_empty() {
             return Ok(());
         }

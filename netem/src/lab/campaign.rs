@@ -17,7 +17,7 @@ use super::switch::Switch;
 use super::{Lab, LabError, address, machine};
 use crate::link::{Fabric, NodeIndex};
 use crate::record::{Mark, PairTraffic, Progress, Record, Traffic};
-use crate::scenario::{Action, Scenario};
+use crate::scenario::Scenario;
 
 /// Between two looks at what programs do.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -51,6 +51,7 @@ pub(super) fn run(
         campaign.round(progress)?;
         campaign.rest();
     }
+    campaign.note_deadline(progress);
     Ok(campaign.close())
 }
 
@@ -166,7 +167,7 @@ impl<'a> Campaign<'a> {
         let nodes = &self.nodes;
         let due = self
             .schedule
-            .due(now, |action, rank| makes_sense(action, &nodes[rank]));
+            .due(now, |action, rank| nodes[rank].may(action));
         for action in due {
             self.act(&action, progress)?;
         }
@@ -287,8 +288,13 @@ impl<'a> Campaign<'a> {
     }
 
     fn is_over(&self) -> bool {
+        self.start.elapsed() >= self.scenario.end.after || self.is_complete()
+    }
+
+    /// Whether what should end the run has happened.
+    fn is_complete(&self) -> bool {
         let end = &self.scenario.end;
-        if self.start.elapsed() >= end.after || self.end_reached {
+        if self.end_reached {
             return true;
         }
         let starts_none = self.starts.iter().all(Option::is_none) && !self.schedule.starts_any();
@@ -306,6 +312,21 @@ impl<'a> Campaign<'a> {
             .filter(|node| node.is_skein && node.runs());
         let closed = |node: &Node| node.watch.metrics().any(|line| line.event == "closed");
         self.job_taken && running.clone().next().is_some() && running.all(closed)
+    }
+
+    /// Says so where the time was over before what should have ended the run.
+    fn note_deadline(&mut self, progress: Progress<'_>) {
+        let end = &self.scenario.end;
+        if self.is_complete() || !(end.job || end.exit || end.when.is_some()) {
+            return;
+        }
+        let handed_in = self.job_taken || self.scenario.job.is_none();
+        let detail = match handed_in {
+            true => "the time was over before what should have ended the run",
+            false => "the time was over before every peer answered, so the job was not handed in",
+        };
+        progress(self.now(), detail);
+        self.mark("deadline", Vec::new(), detail.into());
     }
 
     /// Ends everything and says what happened.
@@ -345,16 +366,6 @@ impl<'a> Campaign<'a> {
             trace_hash: None,
             speed: None,
         }
-    }
-}
-
-/// Whether an action does anything to a node as it is.
-fn makes_sense(action: &Action, node: &Node) -> bool {
-    match action {
-        Action::Kill(_) | Action::Stop(_) | Action::Leave(_) => node.runs(),
-        Action::Join(_) => !node.runs(),
-        Action::Restart(_) => node.ran(),
-        _ => true,
     }
 }
 

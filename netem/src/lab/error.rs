@@ -48,6 +48,14 @@ pub enum LabError {
         /// Where it was looked for.
         looked: PathBuf,
     },
+    /// A peer's control socket would have too long a name.
+    #[error("{}: a control socket's path may have {most} bytes; choose a shorter --out", .path.display())]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// The most bytes it may have.
+        most: usize,
+    },
     /// The job was not taken.
     #[error("{node} refuses the job: {said}")]
     JobRefused {

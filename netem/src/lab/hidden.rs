@@ -8,6 +8,7 @@
 //!
 //! Each dies with its parent (a parent-death signal; process 1 takes all others of its namespace along).
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -36,10 +37,23 @@ const NOT_STARTED: u8 = 127;
 /// As a shell says it: killed by a signal, plus its number.
 const SIGNALLED: i32 = 128;
 
-/// Runs a hidden sub-command if the arguments (without the program's name) name one. To be called before anything else.
-pub fn hidden_main(args: &[String]) -> Option<ExitCode> {
-    let (name, rest) = args.split_first()?;
-    match name.as_str() {
+/// Runs a hidden sub-command if the arguments, program name first, name one. To be called before anything else.
+pub fn hidden_main(args: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
+    let mut args = args.into_iter().skip(1).map(OsString::into_string);
+    let name = args.next()?.ok()?;
+    let known = [INIT, ONE, AS_ROOT, janitor::NAME, probe::NAME];
+    if !known.contains(&name.as_str()) {
+        return None;
+    }
+    let Ok(rest) = args.collect::<Result<Vec<String>, _>>() else {
+        eprintln!("skein-netem {name}: an argument is not UTF-8");
+        return Some(ExitCode::from(NOT_STARTED));
+    };
+    run(&name, &rest)
+}
+
+fn run(name: &str, rest: &[String]) -> Option<ExitCode> {
+    match name {
         INIT => Some(init(rest)),
         ONE => Some(one(rest)),
         AS_ROOT => Some(as_root(rest)),

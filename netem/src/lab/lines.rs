@@ -67,7 +67,7 @@ impl Lines {
         self.0.iter().map(|traced| traced.next).min()
     }
 
-    /// An event sets a node's line; its trace counts no more. None: stays as it is.
+    /// An event sets a node's line, up to the next point of its trace. None: stays as it is.
     pub(super) fn set_node(
         &mut self,
         fabric: &mut Fabric,
@@ -82,7 +82,7 @@ impl Lines {
         }
     }
 
-    /// An event sets a pair; its trace counts no more.
+    /// An event sets a pair, up to the next point of its trace.
     pub(super) fn set_pair(
         &mut self,
         fabric: &mut Fabric,
@@ -94,7 +94,9 @@ impl Lines {
     }
 
     fn set(&mut self, fabric: &mut Fabric, place: Place, profile: Profile) {
-        self.0.retain(|traced| traced.place != place);
+        for traced in self.0.iter_mut().filter(|traced| traced.place == place) {
+            traced.line.profile = profile;
+        }
         apply(fabric, place, profile);
     }
 }
@@ -119,16 +121,17 @@ fn at(trace: &Trace, base: &Profile, now: Nanos) -> (Profile, Nanos) {
             None => (*base, Nanos::MAX),
         };
     };
-    let length = last.at.saturating_add(last.at - before.at);
-    let round = now / length * length;
-    let offset = now - round;
-    let passed = points.partition_point(|point| point.at <= offset);
-    let next = round.saturating_add(points.get(passed).map_or(length, |point| point.at));
-    let profile = match passed.checked_sub(1) {
-        Some(n) => with(base, points[n].rate, points[n].delay),
-        None => *base,
-    };
-    (profile, next)
+    let first = points[0].at;
+    if now < first {
+        return (*base, first);
+    }
+    let length = (last.at - first).saturating_add(last.at - before.at);
+    let round = (now - first) / length * length;
+    let passed = points.partition_point(|point| point.at <= now - round);
+    let next = points.get(passed).map_or(first + length, |point| point.at);
+    let point = points[passed.max(1) - 1];
+    let profile = with(base, point.rate, point.delay);
+    (profile, round.saturating_add(next))
 }
 
 fn with(base: &Profile, rate: u64, delay: Option<std::time::Duration>) -> Profile {
@@ -165,30 +168,40 @@ mod tests {
     }
 
     #[test]
-    fn before_its_first_point_a_trace_says_nothing() {
+    fn before_its_first_point_a_trace_says_nothing_and_the_first_follows_the_last() {
         let trace = Trace::parse("5,1e6").unwrap();
         let base = Profile::rate(9_000_000);
         assert_eq!(at(&trace, &base, 0), (base, 5 * S));
         let later = at(&trace, &base, 5 * S);
         assert_eq!(later, (Profile::rate(1_000_000), Nanos::MAX));
+        let trace = Trace::parse("5,1e6\n6,2e6").unwrap();
+        let looks = [4, 5, 6, 7, 8].map(|second| at(&trace, &base, second * S));
+        let mbit = looks.map(|(profile, next)| (profile.rate.unwrap() / 1_000_000, next / S));
+        assert_eq!(mbit, [(9, 5), (1, 6), (2, 7), (1, 8), (2, 9)]);
     }
 
     #[test]
-    fn an_event_ends_the_trace_of_its_own_direction_only() {
+    fn what_an_event_sets_holds_up_to_the_next_point() {
         let mut fabric = Fabric::new(1, 1);
-        let trace = Trace::parse("0,1e6\n1,2e6").ok();
-        let line = |place| Traced {
-            place,
-            line: Line {
-                profile: Profile::default(),
-                trace: trace.clone(),
-            },
-            next: 0,
+        let line = Line {
+            profile: Profile::default(),
+            trace: Trace::parse("0,1e6\n1,2e6\n2,3e6").ok(),
         };
-        let mut lines = Lines(vec![line(Place::Up(0)), line(Place::Down(0))]);
-        lines.set_node(&mut fabric, 0, Some(Profile::rate(5_000_000)), None);
+        let mut lines = Lines(vec![Traced {
+            place: Place::Up(0),
+            line,
+            next: 0,
+        }]);
+        lines.follow(0, &mut fabric);
+        let lossy = Profile {
+            loss: 0.1,
+            ..Profile::rate(5_000_000)
+        };
+        lines.set_node(&mut fabric, 0, Some(lossy), None);
+        lines.follow(S / 2, &mut fabric);
+        assert_eq!(*fabric.lines(0).0, lossy);
         lines.follow(S, &mut fabric);
-        let (up, down) = fabric.lines(0);
-        assert_eq!((up.rate, down.rate), (Some(5_000_000), Some(2_000_000)));
+        let (up, _) = fabric.lines(0);
+        assert_eq!((up.rate, up.loss), (Some(2_000_000), 0.1));
     }
 }

@@ -13,6 +13,10 @@ use super::{Lab, LabError};
 
 /// Where a peer keeps all it has, in its node's folder.
 const HOME: &str = "home";
+/// Where a peer listens for commands, in its home.
+const SOCKET: &str = "control.sock";
+/// Most bytes of a socket's path.
+const MAX_SOCKET_PATH: usize = 107;
 
 /// A peer's home, in its node's folder.
 pub(super) fn home(folder: &Path) -> PathBuf {
@@ -69,7 +73,20 @@ pub(super) fn command(
 
 /// Whether the peer of this folder answers.
 pub(super) fn is_up(folder: &Path) -> bool {
-    UnixStream::connect(home(folder).join("control.sock")).is_ok()
+    UnixStream::connect(home(folder).join(SOCKET)).is_ok()
+}
+
+/// # Errors
+/// No peer could listen for commands in this folder.
+pub(super) fn check_path(folder: &Path) -> Result<(), LabError> {
+    let path = home(folder).join(SOCKET);
+    match path.as_os_str().len() > MAX_SOCKET_PATH {
+        true => Err(LabError::PathTooLong {
+            path,
+            most: MAX_SOCKET_PATH,
+        }),
+        false => Ok(()),
+    }
 }
 
 /// A job on its way to a peer.

@@ -65,6 +65,7 @@ impl Lab {
     /// # Errors
     /// [`LabError`]; whatever was started is gone by then.
     pub fn run(&self, scenario: &Scenario, progress: Progress<'_>) -> Result<Record, LabError> {
+        enter()?;
         campaign::run(self, scenario, progress)
     }
 
@@ -77,6 +78,7 @@ impl Lab {
         scenario: &Scenario,
         progress: Progress<'_>,
     ) -> Result<Vec<Speed>, LabError> {
+        enter()?;
         speeds::measure(self, scenario, progress)
     }
 }

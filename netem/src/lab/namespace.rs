@@ -9,6 +9,7 @@ use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
+use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Uid, getgid, getuid};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
@@ -133,17 +134,23 @@ pub fn permitted() -> Result<(), LabError> {
     tried.join().unwrap_or(Ok(()))
 }
 
-/// Without root: enters a user namespace in which this process may make the others. To be called before any thread is
-/// started; with root it does nothing.
+/// Without root: enters a user namespace in which this process may make the others. A process that has threads already
+/// may not. With root it does nothing. The lab does it where it was not done before.
 ///
 /// # Errors
-/// [`LabError::NotPermitted`] where user namespaces are switched off.
+/// [`LabError::NotPermitted`] where user namespaces are switched off, or there are threads.
 pub fn enter() -> Result<(), LabError> {
     if getuid() == Uid::from_raw(0) {
         return Ok(());
     }
     let (uid, gid) = (getuid(), getgid());
-    unshare(CloneFlags::CLONE_NEWUSER).map_err(refused("user namespaces"))?;
+    unshare(CloneFlags::CLONE_NEWUSER).map_err(|error| LabError::NotPermitted {
+        what: "user namespaces",
+        reason: match error {
+            Errno::EINVAL => "this process has threads already".into(),
+            _ => error.desc().to_owned(),
+        },
+    })?;
     let write = |file: &str, text: String| {
         fs::write(file, text).map_err(|error| LabError::NotPermitted {
             what: "mapping users into a user namespace",

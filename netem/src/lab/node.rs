@@ -15,7 +15,7 @@ use super::watch::{Source, Watch};
 use super::{Lab, LabError, address, hidden, mesh};
 use crate::link::NodeIndex;
 use crate::record::{NodeRecord, Usage};
-use crate::scenario::{Program, Scenario};
+use crate::scenario::{Action, Program, Scenario};
 
 /// Lines of a failing node's log that are shown.
 const TAIL_LINES: usize = 15;
@@ -53,6 +53,8 @@ pub(super) struct Node {
     pub(super) is_skein: bool,
     /// It was asked to leave, so that it ends is no surprise.
     leaving: bool,
+    /// By SIGSTOP.
+    stopped: bool,
 }
 
 impl Node {
@@ -73,13 +75,11 @@ impl Node {
                 let word = |word: &String| replaced(word, lab, rank, scenario.nodes.len());
                 words.iter().map(word).collect()
             }
-            Program::Skein { args } => mesh::command(
-                &mesh::binary(lab)?,
-                &folder,
-                scenario.seed,
-                plan.threads,
-                args,
-            ),
+            Program::Skein { args } => {
+                mesh::check_path(&folder)?;
+                let skein = mesh::binary(lab)?;
+                mesh::command(&skein, &folder, scenario.seed, plan.threads, args)
+            }
         };
         let source = match is_skein {
             true => Source::Home(mesh::home(&folder)),
@@ -104,6 +104,7 @@ impl Node {
             watch: Watch::new(source),
             is_skein,
             leaving: false,
+            stopped: false,
         })
     }
 
@@ -112,9 +113,15 @@ impl Node {
         self.child.is_some()
     }
 
-    /// Whether it ever ran.
-    pub(super) fn ran(&self) -> bool {
-        !self.lives.is_empty()
+    /// Whether an action does anything to it as it is.
+    pub(super) fn may(&self, action: &Action) -> bool {
+        match action {
+            Action::Kill(_) => self.runs(),
+            Action::Stop(_) | Action::Leave(_) => self.runs() && !self.stopped,
+            Action::Continue(_) => self.stopped,
+            Action::Join(_) => !self.runs(),
+            _ => true,
+        }
     }
 
     /// Starts its program in the cgroup of these files.
@@ -174,7 +181,11 @@ impl Node {
         for pid in own.take(if all { usize::MAX } else { 1 }) {
             let _ = kill(Pid::from_raw(*pid), signal);
         }
-        self.leaving |= signal == Signal::SIGINT;
+        match signal {
+            Signal::SIGSTOP => self.stopped = true,
+            Signal::SIGCONT => self.stopped = false,
+            _ => self.leaving = true,
+        }
     }
 
     /// How its program ended, if it has by itself since the last look.
@@ -190,6 +201,7 @@ impl Node {
     }
 
     fn end_life(&mut self, now: f64) {
+        self.stopped = false;
         if let Some(life) = self.lives.last_mut() {
             life[1] = now;
         }
