@@ -37,7 +37,7 @@ fn a_thousand_peers_train_under_churn_and_loss_and_close_with_one_model() {
         train = { batch = 8, optimiser = { kind = "sgd", lr = 0.05 } }
         exchange.every = 4
         evaluate.every = 4
-        stop.seconds = 14
+        stop.seconds = 13
         start.peers = 1000
         [[node]]
         name = "peer"
@@ -59,7 +59,7 @@ fn a_thousand_peers_train_under_churn_and_loss_and_close_with_one_model() {
         job = true
         [sim]
         problem = { toy = 16 }
-        us_per_sample = 200000
+        us_per_sample = 400000
     "#;
     let record = run(&read(text, 1));
     println!(

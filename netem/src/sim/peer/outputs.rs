@@ -11,6 +11,9 @@ use super::super::transport::Lane;
 use super::{Effect, Fetching, Message, Peer, tick};
 use crate::link::Nanos;
 
+/// Members that a line about a view names: a thousand lines of a thousand names would be most of a record.
+const MOST_NAMED: usize = 64;
+
 impl Peer {
     pub(super) fn carry_out(&mut self, now: Nanos, output: Output) {
         let id = self.job.id;
@@ -20,7 +23,12 @@ impl Peer {
             Output::SendChange(to, change) => self.tell(to, Gossip::Change(id, change)),
             Output::Adopted(view) => {
                 self.began.get_or_insert(now);
-                let members = view.members.iter().map(|member| member.peer.short());
+                let named = if view.members.len() > MOST_NAMED {
+                    &[][..]
+                } else {
+                    &view.members
+                };
+                let members = named.iter().map(|member| member.peer.short());
                 let entry = Entry::View {
                     number: view.stamp.number,
                     steward: view.stamp.steward.short(),
