@@ -12,7 +12,4 @@ pub mod record;
 mod priority;
 pub mod probe;
 pub mod lab;
-pub mod sim;
-pub mod engine;
 pub mod report;
-pub mod cli;

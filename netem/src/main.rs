@@ -1,9 +1,12 @@
-//! The binary `skein-netem`: hands the command line over and turns the result into an exit code.
+//! What the lab starts inside of its namespaces: a node's first process, the janitor, and the probes. A program of its own, for
+//! the testbed's has libtorch in it, which would cost every node memory and time to start.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // The lab starts this very executable inside of its namespaces.
-    skein_netem::lab::hidden_main(std::env::args_os())
-        .unwrap_or_else(|| skein_netem::cli::main(std::env::args_os()))
+    let code = skein_netem::lab::hidden_main(std::env::args_os());
+    code.unwrap_or_else(|| {
+        eprintln!("skein-netem-node: the lab of skein-netem starts this program");
+        ExitCode::from(2)
+    })
 }

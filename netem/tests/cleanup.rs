@@ -157,7 +157,7 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
 fn nothing_stays_behind(test: &str, signal: Option<Signal>) {
     if let Some(folder) = std::env::var_os(TESTBED) {
         let testbed = Lab {
-            exe: env!("CARGO_BIN_EXE_skein-netem").into(),
+            exe: env!("CARGO_BIN_EXE_skein-netem-node").into(),
             out: folder.into(),
         };
         let after = match signal {

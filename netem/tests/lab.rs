@@ -34,7 +34,7 @@ fn turn() -> Option<MutexGuard<'static, ()>> {
     }
     // The harness has threads, and only a process without may enter a user namespace.
     let test = thread::current().name().unwrap().to_owned();
-    let again = Command::new(env!("CARGO_BIN_EXE_skein-netem"))
+    let again = Command::new(env!("CARGO_BIN_EXE_skein-netem-node"))
         .arg("as-root")
         .arg(std::env::current_exe().unwrap())
         .args([&test, "--exact", "--nocapture"])
@@ -102,7 +102,7 @@ fn scenario(nodes: Vec<Node>) -> Scenario {
 
 fn testbed(out: &Path) -> Lab {
     Lab {
-        exe: env!("CARGO_BIN_EXE_skein-netem").into(),
+        exe: env!("CARGO_BIN_EXE_skein-netem-node").into(),
         out: out.into(),
     }
 }

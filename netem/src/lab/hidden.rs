@@ -1,4 +1,4 @@
-//! Hidden sub-commands of `skein-netem`, which the testbed starts itself with: a node's two parents, the janitor, probes.
+//! The sub-commands of `skein-netem-node`, which the lab starts: a node's two parents, the janitor, probes.
 //!
 //! ```text
 //! testbed -> node-init (joins the cgroup, makes the namespaces)
@@ -37,7 +37,7 @@ const NOT_STARTED: u8 = 127;
 /// As a shell says it: killed by a signal, plus its number.
 const SIGNALLED: i32 = 128;
 
-/// Runs a hidden sub-command if the arguments, program name first, name one. To be called before anything else.
+/// Runs the sub-command that the arguments, program name first, name; none where they name none.
 pub fn hidden_main(args: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     let mut args = args.into_iter().skip(1).map(OsString::into_string);
     let name = args.next()?.ok()?;
@@ -46,7 +46,7 @@ pub fn hidden_main(args: impl IntoIterator<Item = OsString>) -> Option<ExitCode>
         return None;
     }
     let Ok(rest) = args.collect::<Result<Vec<String>, _>>() else {
-        eprintln!("skein-netem {name}: an argument is not UTF-8");
+        eprintln!("skein-netem-node {name}: an argument is not UTF-8");
         return Some(ExitCode::from(NOT_STARTED));
     };
     run(&name, &rest)
@@ -76,7 +76,7 @@ fn init(args: &[String]) -> ExitCode {
     match try_init(args) {
         Ok(status) => shell_code(status),
         Err(error) => {
-            eprintln!("skein-netem {INIT}: {error}");
+            eprintln!("skein-netem-node {INIT}: {error}");
             ExitCode::from(NOT_STARTED)
         }
     }
@@ -119,7 +119,7 @@ fn one(program: &[String]) -> ExitCode {
     match try_one(program) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("skein-netem {ONE}: {error}");
+            eprintln!("skein-netem-node {ONE}: {error}");
             ExitCode::from(NOT_STARTED)
         }
     }
@@ -132,7 +132,7 @@ fn try_one(program: &[String]) -> Result<ExitCode, String> {
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     if let Err(error) = mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>) {
-        eprintln!("skein-netem: /proc shows all processes of the machine: {error}");
+        eprintln!("skein-netem-node: /proc shows all processes of the machine: {error}");
     }
     let (name, args) = program.split_first().ok_or("no program")?;
     let child = Command::new(name)
@@ -167,15 +167,15 @@ fn parent_is_gone() -> bool {
 
 fn as_root(program: &[String]) -> ExitCode {
     let Some((name, args)) = program.split_first() else {
-        eprintln!("skein-netem {AS_ROOT}: no program");
+        eprintln!("skein-netem-node {AS_ROOT}: no program");
         return ExitCode::from(NOT_STARTED);
     };
     if let Err(error) = namespace::enter() {
-        eprintln!("skein-netem {AS_ROOT}: {error}");
+        eprintln!("skein-netem-node {AS_ROOT}: {error}");
         return ExitCode::from(NOT_STARTED);
     }
     let error = Command::new(name).args(args).exec();
-    eprintln!("skein-netem {AS_ROOT}: cannot start {name}: {error}");
+    eprintln!("skein-netem-node {AS_ROOT}: cannot start {name}: {error}");
     ExitCode::from(NOT_STARTED)
 }
 

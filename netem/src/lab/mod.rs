@@ -37,25 +37,30 @@ pub use speeds::Speed;
 use crate::record::{Progress, Record};
 use crate::scenario::Scenario;
 
+/// The program that the lab starts in its namespaces.
+const NODE: &str = "skein-netem-node";
+
 /// Where a run puts its files, and which executable its helper processes are.
 #[derive(Clone, Debug)]
 pub struct Lab {
-    /// `skein-netem`: it starts programs inside of namespaces and cleans up behind a testbed that was killed.
+    /// `skein-netem-node`: it starts programs inside of namespaces and cleans up behind a testbed that was killed.
     pub exe: PathBuf,
     /// Folder of the run: `NAME.log` and `NAME/` per node.
     pub out: PathBuf,
 }
 
 impl Lab {
-    /// Files in `out`; the executable is the one that runs.
+    /// Files in `out`; the executable is the one beside that which runs.
     ///
     /// # Errors
-    /// The path of the running executable is unknown.
+    /// There is none.
     pub fn new(out: &Path) -> Result<Self, LabError> {
-        let exe = std::env::current_exe().map_err(|source| LabError::Failed {
-            what: "finding the path of the testbed's own executable".into(),
-            source,
-        })?;
+        let beside = std::env::current_exe().map(|exe| exe.with_file_name(NODE));
+        let exe = beside
+            .and_then(|exe| exe.metadata().map(|_| exe))
+            .map_err(LabError::failed(format!(
+                "{NODE}, which the lab starts in its namespaces, must lie beside this program"
+            )))?;
         let out = out.to_owned();
         Ok(Self { exe, out })
     }

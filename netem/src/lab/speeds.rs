@@ -1,4 +1,4 @@
-//! How fast each node is alone, and while all are at work: a campaign is worth nothing on a machine where these differ.
+//! How fast each node with a CPU share is alone, and while all are at work: a campaign is worth nothing on a machine where these differ.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -99,15 +99,20 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn once(&mut self) -> Result<Vec<Speed>, LabError> {
-        let nodes = 0..self.scenario.nodes.len();
+        // Only a node with a share is promised a speed.
+        let nodes = self.scenario.nodes.iter().enumerate();
+        let ranks: Vec<NodeIndex> = nodes
+            .filter(|(_, node)| node.cpu.is_some())
+            .map(|(rank, _)| rank)
+            .collect();
         let mut alone = Vec::new();
-        for rank in nodes.clone() {
-            alone.extend(self.spin(&[rank], ALONE)?);
+        for rank in &ranks {
+            alone.extend(self.spin(&[*rank], ALONE)?);
         }
-        let together = self.spin(&nodes.collect::<Vec<_>>(), TOGETHER)?;
-        let speeds = self.scenario.nodes.iter().zip(alone).zip(together);
-        let speed = |((node, alone), together): ((&crate::scenario::Node, f64), f64)| Speed {
-            node: node.name.clone(),
+        let together = self.spin(&ranks, TOGETHER)?;
+        let speeds = ranks.iter().zip(alone).zip(together);
+        let speed = |((rank, alone), together): ((&NodeIndex, f64), f64)| Speed {
+            node: self.scenario.nodes[*rank].name.clone(),
             alone,
             together,
         };

@@ -1,4 +1,4 @@
-//! Small programs that measure a network and a CPU share from inside of a node: hidden sub-commands `skein-netem probe ...`.
+//! Small programs that measure a network and a CPU share from inside of a node: hidden sub-commands `skein-netem-node probe ...`.
 //!
 //! Each writes one line of metrics into the file `METRICS`, or to standard output where that is not set. Those that are asked
 //! wait for who asks, and end by themselves, so that a scenario can end with `exit`.
@@ -29,7 +29,7 @@ const TRY_EVERY: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Parser)]
 #[command(
-    name = "skein-netem probe",
+    name = "skein-netem-node probe",
     about = "Measures a network and a CPU share from inside"
 )]
 struct Args {
@@ -126,7 +126,7 @@ pub(crate) fn main(args: &[String]) -> ExitCode {
     match run(parsed.probe) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("skein-netem probe: {error}");
+            eprintln!("skein-netem-node probe: {error}");
             ExitCode::FAILURE
         }
     }

@@ -22,6 +22,6 @@ pub use folder::{
     FolderError, report_again, write_json, write_record, write_report, write_summary,
 };
 pub use metrics::value;
-pub(crate) use numbers::counted;
+pub use numbers::counted;
 pub use summary::{FORMAT, RunSummary, Summary, Verdict, judge, judge_again, target};
 pub use topology::topology;

@@ -28,7 +28,7 @@ pub(super) fn rounded(value: f64) -> f64 {
 }
 
 /// `1 node`, `2 nodes`.
-pub(crate) fn counted(n: usize, what: &str) -> String {
+pub fn counted(n: usize, what: &str) -> String {
     match n {
         1 => format!("1 {what}"),
         n => format!("{n} {what}s"),

@@ -2,8 +2,8 @@
 
 use super::peer::Peer;
 use super::world::{Event, SECOND, World};
-use crate::link::Nanos;
-use crate::record::{NodeRecord, PairTraffic, Record, Traffic, Usage};
+use skein_netem::link::Nanos;
+use skein_netem::record::{NodeRecord, PairTraffic, Record, Traffic, Usage};
 
 /// Samples of traffic and usage that a record keeps.
 const MOST_SAMPLES: u64 = 600;

@@ -11,10 +11,10 @@ use skein_model::train::Evaluation;
 use skein_node::job::{Every, ExchangeMode};
 use skein_node::run::journal::{self, Entry};
 
-use super::super::learner::State;
 use super::fetching::Answer;
 use super::{Disk, Peer, Work, tick};
-use crate::link::Nanos;
+use crate::learner::State;
+use skein_netem::link::Nanos;
 
 /// Forward alone beside forward and backward.
 pub(super) const LOOK_COST: f64 = 1.0 / 3.0;

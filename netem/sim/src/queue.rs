@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::link::Nanos;
+use skein_netem::link::Nanos;
 
 #[derive(Debug)]
 struct Due<E> {

@@ -1,10 +1,10 @@
 //! The simulator: the state machines of `skein_gossip` and the training of `skein_model` under a virtual clock.
 //!
 //! Computing takes what the scenario says a sample costs, divided by the node's share; messages take their encoded size through
-//! [`link`](crate::link). One thread, one queue of events, every draw from the seed: a run repeats to the byte, and its hash says
+//! [`skein_netem::link`]. One thread, one queue of events, every draw from the seed: a run repeats to the byte, and its hash says
 //! so. After every event `checks` looks for what must never happen; what it finds comes with the command that replays it.
 //!
-//! `queue`, `transport` and `learner` are the parts of a simulated device, `peer` drives them as the node does, `world` is the
+//! Modules in reading order, lowest first. `queue`, `transport` and `learner` are the parts of a simulated device, `peer` drives them as the node does, `world` is the
 //! run, with its `devices`, their `faults`, and the `recording` of it.
 
 mod queue;
@@ -17,8 +17,8 @@ mod devices;
 mod faults;
 mod recording;
 
-use crate::record::{Progress, Record};
-use crate::scenario::Scenario;
+use skein_netem::record::{Progress, Record};
+use skein_netem::scenario::Scenario;
 
 /// Why a scenario was not simulated to its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -10,10 +10,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::{CompareArgs, FileArgs, HowArgs, RunArgs};
 use super::{print, scenarios, title};
-use crate::lab::Speed;
-use crate::record::Record;
-use crate::report::{self, RunSummary, Summary};
-use crate::scenario::Scenario;
+use skein_netem::lab::Speed;
+use skein_netem::record::Record;
+use skein_netem::report::{self, RunSummary, Summary};
+use skein_netem::scenario::Scenario;
 
 /// Where runs go when nobody says.
 const FOLDER: &str = "netem-runs";
@@ -271,7 +271,9 @@ mod tests {
 
     fn contestants() -> Vec<Scenario> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/dlion-cpu.toml");
-        let mut variants = crate::scenario::load(&path, &[], Some(7)).unwrap().variants;
+        let mut variants = skein_netem::scenario::load(&path, &[], Some(7))
+            .unwrap()
+            .variants;
         variants.truncate(2);
         variants[1].repeat = 2;
         variants

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::link::{Fabric, Hop, Nanos, NodeIndex};
+use skein_netem::link::{Fabric, Hop, Nanos, NodeIndex};
 
 /// Payload of a full segment, bytes.
 const SEGMENT: usize = 1448;
@@ -492,7 +492,7 @@ mod tests {
 
     use super::super::queue::Queue;
     use super::*;
-    use crate::link::Profile;
+    use skein_netem::link::Profile;
 
     /// Runs until nothing is left to do; what came out and when.
     fn run(transport: &mut Transport<u32>, until: Nanos) -> Vec<(Nanos, u32)> {

@@ -11,9 +11,9 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Parser;
 
-use crate::report;
-use crate::scenario::{Scenario, load};
 use args::{Cli, Command, FileArgs};
+use skein_netem::report;
+use skein_netem::scenario::{Scenario, load};
 
 /// Runs the command that `args` give, program name first, and returns what the process ends with.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {

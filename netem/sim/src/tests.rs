@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::*;
-use crate::link::Profile;
-use crate::scenario::{Action, Condition, End, Event, Line, Node, Problem, Program, Sim, When};
+use skein_netem::link::Profile;
+use skein_netem::scenario::{
+    Action, Condition, End, Event, Line, Node, Problem, Program, Sim, When,
+};
 
 const JOB: &str = r#"
 [model]
@@ -190,7 +192,11 @@ fn an_event_waits_for_its_condition_and_a_condition_ends_a_run() {
     let reaches = |rank, step: f64| Condition {
         nodes: vec![rank],
         event: "step".into(),
-        field: Some(("step".into(), crate::scenario::Comparison::AtLeast, step)),
+        field: Some((
+            "step".into(),
+            skein_netem::scenario::Comparison::AtLeast,
+            step,
+        )),
     };
     let nodes = (0..2).map(|n| node(n, 0.5, 20)).collect();
     let mut of = scenario(nodes, &format!("{JOB}[stop]\nsteps = 10000\n"), 60, 3);

@@ -4,11 +4,11 @@ use skein_gossip::agreement::Input;
 use skein_gossip::ids::{Digest, PeerId};
 use skein_gossip::message::Decision;
 
-use super::super::learner::State;
-use super::super::transport::Lane;
 use super::training::AtBoundary;
 use super::{Effect, Message, Peer, Work, tick};
-use crate::link::Nanos;
+use crate::learner::State;
+use crate::transport::Lane;
+use skein_netem::link::Nanos;
 use skein_node::job::ExchangeMode;
 
 /// How long a fetch that failed waits before the next try, as in the node.
@@ -28,14 +28,14 @@ pub(super) enum Fetching {
 
 /// A question.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) enum Ask {
+pub(crate) enum Ask {
     Replica { from_step: u64 },
     Weights { digest: Digest },
 }
 
 /// An answer.
 #[derive(Debug)]
-pub(in super::super) enum Answer {
+pub(crate) enum Answer {
     Replica { state: State, step: u64 },
     Weights { digest: Digest, state: State },
     Unavailable,

@@ -6,14 +6,14 @@ use skein_gossip::message::{Candidate, Decision};
 use skein_model::train::Evaluation;
 use skein_node::run::journal::Entry;
 
-use super::super::learner::State;
 use super::training::AtBoundary;
 use super::{Fetching, Peer, Work};
-use crate::link::Nanos;
+use crate::learner::State;
+use skein_netem::link::Nanos;
 
 /// The better of the replica and the best that was seen on the way; none where no loss is finite.
 #[derive(Debug)]
-pub(in super::super) struct Judged(Option<(u64, Evaluation, State)>);
+pub(crate) struct Judged(Option<(u64, Evaluation, State)>);
 
 impl Peer {
     pub(super) fn judge_at_boundary(&mut self, now: Nanos) {

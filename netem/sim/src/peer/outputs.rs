@@ -7,9 +7,9 @@ use skein_gossip::message::Message as Gossip;
 use skein_gossip::wire::codec;
 use skein_node::run::journal::Entry;
 
-use super::super::transport::Lane;
 use super::{Effect, Fetching, Message, Peer, tick};
-use crate::link::Nanos;
+use crate::transport::Lane;
+use skein_netem::link::Nanos;
 
 /// Members that a line about a view names: a thousand lines of a thousand names would be most of a record.
 const MOST_NAMED: usize = 64;

@@ -3,9 +3,9 @@
 use super::learner::Learner;
 use super::peer::{Disk, Message, Peer};
 use super::world::{Event, SECOND, World};
-use crate::link::{Nanos, NodeIndex, sub_seed};
-use crate::record::Metric;
-use crate::scenario::Problem;
+use skein_netem::link::{Nanos, NodeIndex, sub_seed};
+use skein_netem::record::Metric;
+use skein_netem::scenario::Problem;
 
 /// Peers hear of each other by mDNS within this time of a start: in 60 real starts 0.2 to 2 s, median 1 s.
 const DISCOVERY: (Nanos, Nanos) = (200_000_000, 1_800_000_000);

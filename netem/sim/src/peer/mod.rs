@@ -26,11 +26,11 @@ use skein_node::run::journal::Entry;
 
 use super::learner::{Learner, State};
 use super::transport::Lane;
-use crate::link::Nanos;
-use crate::record::Metric;
-use crate::scenario::Sim;
 use ending::Judged;
 use fetching::{Answer, Ask, Fetching};
+use skein_netem::link::Nanos;
+use skein_netem::record::Metric;
+use skein_netem::scenario::Sim;
 use training::Trainer;
 
 /// Core seconds to load data and build a model, as a node needs for Fashion-MNIST.

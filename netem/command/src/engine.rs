@@ -3,10 +3,10 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::lab::{self, LabError, Speed};
-use crate::record::{Progress, Record};
-use crate::scenario::Scenario;
-use crate::sim::{self, SimError};
+use skein_netem::lab::{self, LabError, Speed};
+use skein_netem::record::{Progress, Record};
+use skein_netem::scenario::Scenario;
+use skein_netem_sim::{self as sim, SimError};
 
 /// What runs a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,9 +4,9 @@ use rand_chacha::rand_core::Rng;
 
 use super::transport::Delivery;
 use super::world::{Event, World};
-use crate::link::{Nanos, NodeIndex, Profile, Trace};
-use crate::record::{Mark, Metric};
-use crate::scenario::{Action, Scenario, When};
+use skein_netem::link::{Nanos, NodeIndex, Profile, Trace};
+use skein_netem::record::{Mark, Metric};
+use skein_netem::scenario::{Action, Scenario, When};
 
 /// How long a peer that leaves says so before it is gone, as the node's last flush.
 const LAST_WORDS: Nanos = 300_000_000;

@@ -16,9 +16,9 @@ use super::devices::Device;
 use super::peer::{Effect, Job, Message, Peer, Work};
 use super::queue::Queue;
 use super::transport::{Delivery, LANE_BOUNDS, NetEvent, Transport};
-use crate::link::{Fabric, Nanos, NodeIndex, sub_seed};
-use crate::record::{Mark, Metric, Progress, Record, Traffic, Usage};
-use crate::scenario::{Problem, Program, Scenario};
+use skein_netem::link::{Fabric, Nanos, NodeIndex, sub_seed};
+use skein_netem::record::{Mark, Metric, Progress, Record, Traffic, Usage};
+use skein_netem::scenario::{Problem, Program, Scenario};
 
 pub(super) const SECOND: Nanos = 1_000_000_000;
 

@@ -4,7 +4,7 @@
 
 use skein_netem::record::Record;
 use skein_netem::scenario::{self, Scenario};
-use skein_netem::sim;
+use skein_netem_sim as sim;
 
 fn read(text: &str, seed: u64) -> Scenario {
     let folder = tempfile::tempdir().unwrap();
