@@ -9,7 +9,9 @@ use std::process::{Command, Output};
 
 fn netem(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skein-netem"));
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args);
+    command
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+        .args(args);
     command.output().unwrap()
 }
 

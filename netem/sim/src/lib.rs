@@ -49,7 +49,7 @@ pub enum SimError {
         seconds: f64,
         /// The scenario.
         scenario: String,
-        /// The scenario's name as a file.
+        /// The scenario's file, as long as it is named as the scenario is, and its variant.
         file: String,
         /// The seed.
         seed: u64,

@@ -392,8 +392,18 @@ impl<'a> World<'a> {
             what,
             seconds: self.seconds(),
             scenario: self.scenario.name.clone(),
-            file: format!("{}.toml", self.scenario.name),
+            file: self.file(),
             seed: self.scenario.seed,
+        }
+    }
+
+    /// How the command line names the scenario.
+    fn file(&self) -> String {
+        let name = format!("{}.toml", self.scenario.name);
+        let path = self.scenario.folder.join(name).display().to_string();
+        match self.scenario.variant.as_str() {
+            "" => path,
+            variant => format!("{path}#{variant}"),
         }
     }
 

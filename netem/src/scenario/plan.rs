@@ -279,8 +279,12 @@ pub struct Sim {
     pub us_per_sample: f64,
     /// Microseconds per step beside its samples, on one whole core.
     pub us_per_step: f64,
-    /// Microseconds that a peer takes to pack or to apply one packet, on one whole core.
+    /// Microseconds per row of a look at the validation set, on one whole core.
+    pub us_per_look: f64,
+    /// Microseconds to add a gradient to a link's residual and to pack it, on one whole core.
     pub us_per_packet: f64,
+    /// Microseconds to apply a packet that arrived, on one whole core.
+    pub us_per_applied: f64,
 }
 
 /// What a simulated peer trains.
@@ -301,7 +305,9 @@ impl Default for Sim {
             problem: Problem::Job,
             us_per_sample: 100.0,
             us_per_step: 0.0,
+            us_per_look: 38.0,
             us_per_packet: 0.0,
+            us_per_applied: 0.0,
         }
     }
 }

@@ -176,6 +176,12 @@ fn verdict(label: &str, run: &RunSummary) -> String {
         all => format!("{holding} of {} hold", report::counted(all, "expectation")),
     };
     let mut text = format!("{label}: {:.1} s, {judged}\n", run.duration_s);
+    if let (Some(speed), Some(hash)) = (run.speed, &run.trace_hash) {
+        let hash = hash.get(..16).unwrap_or(hash);
+        text.push_str(&format!(
+            "  {speed:.2} virtual seconds per real second, trace {hash}\n"
+        ));
+    }
     for limit in &run.not_applied {
         text.push_str(&format!("  not applied: {limit}\n"));
     }

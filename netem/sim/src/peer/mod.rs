@@ -34,7 +34,7 @@ use skein_netem::scenario::Sim;
 use training::Trainer;
 
 /// Core seconds to load data and build a model, as a node needs for Fashion-MNIST.
-const PREPARING: f64 = 0.3;
+const PREPARING: f64 = 0.35;
 /// Between two looks of the node at what is due.
 const DUE_EVERY: Nanos = 500_000_000;
 
@@ -238,7 +238,7 @@ impl Peer {
             Message::Gossip(Gossip::Stop(_, reason)) => self.input(now, Input::StopHolds(reason)),
             Message::Gossip(Gossip::Job(_)) => {}
             Message::Update { packet, .. } => {
-                self.spend_on_packet();
+                self.spend_on_coding(self.job.costs.us_per_applied);
                 self.exchange.packet(tick(now), from, &packet);
                 self.drain(now);
             }
@@ -333,8 +333,7 @@ impl Peer {
     }
 
     /// Packing and unpacking use the coder's thread, which takes from the trainer only what the share does not give beside it.
-    fn spend_on_packet(&mut self) {
-        let cost = self.job.costs.us_per_packet;
+    fn spend_on_coding(&mut self, cost: f64) {
         let has_room = self
             .share
             .is_none_or(|share| share >= f64::from(self.threads) + 1.0);

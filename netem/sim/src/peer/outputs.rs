@@ -89,7 +89,7 @@ impl Peer {
         while let Some(output) = self.exchange.poll() {
             match output {
                 exchange::Output::Send { to, seq, packet } => {
-                    self.spend_on_packet();
+                    self.spend_on_coding(self.job.costs.us_per_packet);
                     self.effects.push(Effect::Send {
                         to,
                         lane: Lane::Update,

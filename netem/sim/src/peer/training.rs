@@ -16,8 +16,6 @@ use super::{Disk, Peer, Work, tick};
 use crate::learner::State;
 use skein_netem::link::Nanos;
 
-/// Forward alone beside forward and backward.
-pub(super) const LOOK_COST: f64 = 1.0 / 3.0;
 /// Weight of the newest step in the running training loss, as in the node.
 const LOSS_WEIGHT: f32 = 0.1;
 /// Byte counters per link go into a step's line so often: for 36 peers they would be most of the record.
@@ -297,11 +295,10 @@ impl Peer {
         }
     }
 
-    /// Looks at a part of the validation set; at all of it where the part says that a target is met.
+    /// Looks at a part of the validation set.
     fn look(&mut self, now: Nanos) {
         let rows = self.job.file.evaluate.samples as usize;
-        let all = self.learner.validation_len();
-        let Ok(mut evaluation) = self.learner.evaluate(rows) else {
+        let Ok(evaluation) = self.learner.evaluate(rows) else {
             return self.at_boundary(now);
         };
         let best = self.trainer.best_look.as_ref();
@@ -309,23 +306,17 @@ impl Peer {
             let state = self.learner.state().weights();
             self.trainer.best_look = Some((evaluation, self.trainer.step, state));
         }
-        let mut rows = evaluation.samples;
-        let stop = self.job.file.stop;
-        let meets = stop.target_met(evaluation.accuracy, evaluation.loss);
-        if meets.is_some()
-            && rows < all
-            && let Ok(whole) = self.learner.evaluate(all)
-        {
-            rows += whole.samples;
-            evaluation = whole;
-        }
-        let takes = self.look_takes(rows);
+        self.looking(evaluation);
+    }
+
+    fn looking(&mut self, evaluation: Evaluation) {
+        let takes = self.look_takes(evaluation.samples);
         self.trainer.doing = Doing::Looking(evaluation);
         self.later(takes, Work::Looked);
     }
 
     pub(super) fn look_takes(&mut self, rows: usize) -> Nanos {
-        self.works(self.job.costs.us_per_sample * LOOK_COST * rows as f64)
+        self.works(self.job.costs.us_per_look * rows as f64)
     }
 
     pub(super) fn on_looked(&mut self, now: Nanos) {
@@ -340,11 +331,19 @@ impl Peer {
             samples_mesh: self.agreement.mesh_samples(),
         };
         self.write(now, &entry);
-        let whole = evaluation.samples >= self.learner.validation_len();
+        let all = self.learner.validation_len();
         let stop = self.job.file.stop;
-        let met = stop.target_met(evaluation.accuracy, evaluation.loss);
-        if let Some(reason) = met.filter(|_| whole && self.trainer.is_training) {
-            self.input(now, Input::StopHolds(reason));
+        match stop.target_met(evaluation.accuracy, evaluation.loss) {
+            Some(reason) if evaluation.samples >= all => {
+                self.input(now, Input::StopHolds(reason));
+            }
+            // A part says that the target is met: all of it decides.
+            Some(_) => {
+                if let Ok(whole) = self.learner.evaluate(all) {
+                    return self.looking(whole);
+                }
+            }
+            None => {}
         }
         self.at_boundary(now);
     }

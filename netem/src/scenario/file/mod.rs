@@ -334,7 +334,9 @@ fn sim(root: &Section<'_>) -> Result<Sim, Wrong> {
     };
     sim.us_per_sample = cost("us_per_sample", sim.us_per_sample)?;
     sim.us_per_step = cost("us_per_step", sim.us_per_step)?;
+    sim.us_per_look = cost("us_per_look", sim.us_per_look)?;
     sim.us_per_packet = cost("us_per_packet", sim.us_per_packet)?;
+    sim.us_per_applied = cost("us_per_applied", sim.us_per_applied)?;
     if let Some(item) = section.raw("problem") {
         sim.problem = match &item.value {
             Value::Text(text) if text == "job" => Problem::Job,
