@@ -1,7 +1,8 @@
 //! How a job ends with one model on every peer, whoever dies meanwhile.
 //!
 //! All state travels in beats ([`EndingState`]), so a message lost is mended by the next beat. The steward of the view
-//! waits for a candidate (or an abstention) from every member alive, names the best, waits until every member alive holds its
+//! waits for a candidate (or an abstention: also of a member that judges its replica for more than twice as long as the first
+//! one did) from every member alive, names the best, waits until every member alive holds its
 //! weights, and only then closes. A steward that takes over repeats the decision it finds; it makes a new one, with a
 //! higher round, only when nobody alive holds the decided weights. A job therefore closes with weights that every
 //! member alive at that moment holds, and no two members close with different ones.

@@ -18,6 +18,14 @@ impl Agreement {
         let Phase::Ending(mine) = &mut self.phase else {
             return;
         };
+        let judges = mine.candidate.is_none() && !mine.abstains;
+        if judges && theirs.candidate.is_some() && self.abstain_at.is_none() {
+            // As long again as the first needed: a device many times slower holds up the end no further.
+            let took = now.since(self.ended_at);
+            let more = took.max(self.membership.times().silence_min);
+            self.abstain_at = Some(now + more);
+            self.due = self.due.min(now + more);
+        }
         let Some(decision) = theirs.decision else {
             return;
         };
@@ -27,6 +35,25 @@ impl Agreement {
         if mine.decision != Some(stands) {
             self.adopt_decision(now, stands);
         }
+    }
+
+    /// Gives up judging the own replica where others were done long before. Returns when it would.
+    pub(super) fn abstain_when_late(&mut self, now: Tick) -> Tick {
+        let Phase::Ending(mine) = &mut self.phase else {
+            return Tick::NEVER;
+        };
+        let Some(at) = self.abstain_at else {
+            return Tick::NEVER;
+        };
+        if mine.candidate.is_some() || mine.abstains {
+            return Tick::NEVER;
+        }
+        if now < at {
+            return at;
+        }
+        mine.abstains = true;
+        self.news = true;
+        Tick::NEVER
     }
 
     pub(super) fn adopt_decision(&mut self, now: Tick, decision: Decision) {
@@ -131,6 +158,8 @@ impl Agreement {
             reason: reason.clone(),
             abstain,
         });
+        self.ended_at = now;
+        self.abstain_at = None;
         let state = EndingState {
             reason,
             candidate: None,

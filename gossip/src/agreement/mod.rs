@@ -105,6 +105,9 @@ pub struct Agreement {
     /// When to decide next: at once if what decisions look at changed, else when time changes something.
     due: Tick,
     decided_at: Tick,
+    /// When the end began here, and when this peer gives up judging its replica because others were done long before.
+    ended_at: Tick,
+    abstain_at: Option<Tick>,
     progress: (u64, f32, Contribution),
     /// Steps between the last two beats, and the step at the last.
     steps_per_beat: u64,
@@ -139,6 +142,8 @@ impl Agreement {
             steward: me,
             due: now,
             decided_at: now,
+            ended_at: now,
+            abstain_at: None,
             progress: (0, 0.0, Contribution::default()),
             steps_per_beat: 0,
             step_at_beat: 0,

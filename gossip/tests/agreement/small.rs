@@ -163,6 +163,21 @@ fn a_job_closes_without_a_model_only_where_nobody_has_one() {
     }
 }
 
+/// The steward itself, or another.
+#[test]
+fn a_member_that_judges_for_long_does_not_hold_up_the_end() {
+    for seed in 0..20 {
+        let mut world = World::started(seed, 4);
+        world.slow = BTreeSet::from([id(1 + (seed % 4) as u16)]);
+        world.at(seconds(6.0), Event::Stop(id(3)));
+        world.run(seconds(16.0));
+        assert!(world.all_closed(), "seed {seed}");
+        // What it comes to in the end changes nothing.
+        world.run(seconds(80.0));
+        assert!(world.all_closed(), "seed {seed}");
+    }
+}
+
 #[test]
 fn a_latecomer_to_a_finished_job_is_given_its_model() {
     for seed in 0..10 {

@@ -87,7 +87,7 @@ fn what_is_wrong_ends_with_2_and_says_where_and_the_fix() {
 fn the_manual_names_every_metric_preset_key_and_file() {
     use skein_netem::link::PRESETS;
     use skein_netem::scenario::{Against, Named, Statistic};
-    let manual = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/testbed.md");
+    let manual = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/testbed.md");
     let manual = std::fs::read_to_string(manual).unwrap();
     let named = Named::ALL
         .iter()
@@ -137,7 +137,7 @@ fn the_manual_names_every_field_of_the_json() {
     let json = serde_json::to_value(&summary).unwrap();
     assert_eq!(json["format"], 1);
     assert!(json["runs"][0]["verdicts"][0]["value"].is_null());
-    let manual = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/testbed.md");
+    let manual = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/testbed.md");
     let manual = std::fs::read_to_string(manual).unwrap();
     let (_, form) = manual.split_once("```text").unwrap();
     let (form, _) = form.split_once("```").unwrap();

@@ -1,8 +1,6 @@
 //! The mesh in the lab, from a scenario file to the verdict: real peers in namespaces, found by mDNS, with a kill and a network that
 //! falls apart and heals. Needs the built `skein` and `skein-netem-node` beside `skein-netem`.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
 use std::process::Command;
 
 use serde_json::Value;

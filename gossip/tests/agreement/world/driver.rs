@@ -50,7 +50,10 @@ impl World {
             Output::End { abstain, .. } => {
                 self.trains(peer, false);
                 if !abstain {
-                    let done = self.later(10, 800);
+                    let mut done = self.later(10, 800);
+                    if self.slow.contains(&peer) {
+                        done = self.now + 60_000 * MS;
+                    }
                     self.at(done, Event::Work(process, Work::Evaluate));
                 }
             }

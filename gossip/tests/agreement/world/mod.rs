@@ -88,6 +88,8 @@ pub(crate) struct World {
     pub(crate) smallest_view: usize,
     /// Peers whose training has come to nothing.
     pub(crate) diverged: BTreeSet<PeerId>,
+    /// Peers that judge their replica for a minute.
+    pub(crate) slow: BTreeSet<PeerId>,
     /// The views so far, by number.
     pub(crate) spread: BTreeMap<u64, Spread>,
     /// What the first to close closed with.
@@ -110,6 +112,7 @@ impl World {
             step_every: 100,
             smallest_view: usize::MAX,
             diverged: BTreeSet::new(),
+            slow: BTreeSet::new(),
             spread: BTreeMap::new(),
             closed_with: None,
         }

@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     fn contestants() -> Vec<Scenario> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/dlion-cpu.toml");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios/dlion-cpu.toml");
         let mut variants = skein_netem::scenario::load(&path, &[], Some(7))
             .unwrap()
             .variants;

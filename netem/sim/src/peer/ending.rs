@@ -50,6 +50,10 @@ impl Peer {
     }
 
     pub(super) fn on_judged(&mut self, now: Nanos, judged: Judged) {
+        if self.closed.is_some() || self.kept.is_some() {
+            // It took so long that the others went on without it.
+            return;
+        }
         let Judged(Some((step, evaluation, state))) = judged else {
             return self.input(now, Input::NoCandidate);
         };

@@ -298,6 +298,8 @@ impl Driver {
                     self.retry_at = Some(Instant::now() + RETRY_AFTER);
                 }
             },
+            // It took so long that the others went on without it: the agreed weights are what is kept.
+            Done::Candidate(_) if self.closed || self.kept.is_some() => {}
             Done::Candidate(Ok((step, evaluation, snapshot))) => {
                 let digest = Digest(snapshot.weights_hash());
                 self.kept = Some((digest, *snapshot));
