@@ -1,7 +1,7 @@
 //! The lab: a scenario with real processes on real time.
 //!
 //! Every node has a network, a process and a mount namespace of its own, and a TAP interface whose other end is a port of
-//! the [`switch`] in this process, which moves frames through [`Fabric`](crate::link::Fabric). Nothing outlives the testbed:
+//! the `switch` in this process, which moves frames through [`Fabric`](crate::link::Fabric). Nothing outlives the testbed:
 //! namespaces and TAPs go with their last process, processes with the thread that started them, cgroups with the janitor.
 //!
 //! `address` and `netlink` are the network of one node, `namespace` holds its namespace, `init` is what runs inside before
