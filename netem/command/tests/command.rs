@@ -160,3 +160,59 @@ fn the_manual_names_every_field_of_the_json() {
         );
     }
 }
+
+#[test]
+fn what_would_fail_later_is_said_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let used = folder.path().join("used");
+    std::fs::create_dir(&used).unwrap();
+    std::fs::write(used.join("summary.json"), "{}").unwrap();
+    let used = used.to_string_lossy();
+    for (args, said) in [
+        (
+            vec![
+                "check",
+                "scenarios/lan-4.toml",
+                "--set",
+                "job.model.kind=nonsense",
+            ],
+            "the job of this scenario",
+        ),
+        (
+            vec![
+                "check",
+                "scenarios/dlion-cpu.toml#hetero",
+                "--variant",
+                "homo",
+            ],
+            "give one",
+        ),
+        (
+            vec![
+                "run",
+                "scenarios/toy-1000.toml",
+                "--engine",
+                "sim",
+                "--out",
+                &used,
+            ],
+            "holds the runs of an earlier command",
+        ),
+        (
+            vec![
+                "run",
+                "scenarios/toy-1000.toml",
+                "--engine",
+                "sim",
+                "--json",
+                "/nowhere/x.json",
+            ],
+            "cannot write the summary to /nowhere/x.json",
+        ),
+    ] {
+        let done = netem(&args);
+        let errors = text(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{args:?}: {errors}");
+        assert!(errors.contains(said), "{args:?}: {errors}");
+    }
+}

@@ -1,34 +1,16 @@
 //! The devices of a simulated run: processes that start and end, and the connections between them.
 
+use super::event::Event;
 use super::learner::Learner;
-use super::peer::{Disk, Message, Peer};
-use super::world::{Event, SECOND, World};
+use super::peer::Peer;
+use super::world::{SECOND, World};
 use skein_netem::link::{Nanos, NodeIndex, sub_seed};
-use skein_netem::record::Metric;
 use skein_netem::scenario::Problem;
 
 /// Peers hear of each other by mDNS within this time of a start: in 60 real starts 0.2 to 2 s, median 1 s.
 const DISCOVERY: (Nanos, Nanos) = (200_000_000, 1_800_000_000);
 /// Round trips of TCP, the mesh key, Noise and Yamux before a connection carries messages.
 const HANDSHAKE: u64 = 4;
-
-/// A device.
-#[derive(Debug, Default)]
-pub(super) struct Device {
-    pub(super) peer: Option<Peer>,
-    /// Which start this is: events of earlier ones are void.
-    pub(super) life: u32,
-    pub(super) is_stopped: bool,
-    /// What happens to it once it is continued.
-    pub(super) held: Vec<Event>,
-    /// What arrived meanwhile: the kernel takes it.
-    pub(super) inbox: Vec<(NodeIndex, Message)>,
-    pub(super) disk: Option<Disk>,
-    pub(super) share: Option<f64>,
-    pub(super) lives: Vec<[f64; 2]>,
-    pub(super) metrics: Vec<Metric>,
-    pub(super) used: u64,
-}
 
 impl World<'_> {
     pub(super) fn start(&mut self, rank: NodeIndex) -> Result<(), String> {
@@ -134,5 +116,6 @@ impl World<'_> {
                 self.queue.push(self.now + notice, Event::Lost(end, id));
             }
         }
+        self.look_for_end();
     }
 }

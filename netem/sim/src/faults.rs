@@ -2,24 +2,17 @@
 
 use rand_chacha::rand_core::Rng;
 
+use super::event::{Event, Place};
 use super::transport::Delivery;
-use super::world::{Event, World};
-use skein_netem::link::{Nanos, NodeIndex, Profile, Trace};
+use super::world::World;
+use skein_netem::link::{Nanos, NodeIndex, Profile};
 use skein_netem::record::{Mark, Metric};
-use skein_netem::scenario::{Action, Scenario, When};
+use skein_netem::scenario::{Action, When};
 
 /// How long a peer that leaves says so before it is gone, as the node's last flush.
 const LAST_WORDS: Nanos = 300_000_000;
 /// From the end of a process to the next one's start.
 const RESTARTING: Nanos = 100_000_000;
-
-/// One direction of a line or a pair.
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    Up(NodeIndex),
-    Down(NodeIndex),
-    Pair(NodeIndex, NodeIndex),
-}
 
 impl World<'_> {
     pub(super) fn plan_faults(&mut self) {
@@ -35,7 +28,7 @@ impl World<'_> {
                 When::After(..) => self.pending.push(number),
             }
         }
-        for (line, (_, trace)) in traces(self.scenario).iter().enumerate() {
+        for (line, (_, _, trace)) in self.traces.iter().enumerate() {
             self.queue.push(trace.points[0].at, Event::Trace(line, 0));
         }
     }
@@ -75,7 +68,8 @@ impl World<'_> {
         self.last_fault = self.now;
         match &event.action {
             Action::Kill(nodes) => {
-                for rank in self.targets(nodes, is_drawn, |world, rank| world.runs(rank)) {
+                let is_there = |world: &Self, rank: NodeIndex| world.devices[rank].peer.is_some();
+                for rank in self.targets(nodes, is_drawn, is_there) {
                     self.mark(&[rank], "kill", "");
                     self.gone(rank);
                 }
@@ -97,7 +91,7 @@ impl World<'_> {
                 for rank in self.targets(nodes, is_drawn, |_, _| true) {
                     self.mark(&[rank], "restart", "");
                     self.gone(rank);
-                    self.queue.push(self.now + RESTARTING, Event::Start(rank));
+                    self.start_at(self.now + RESTARTING, rank);
                 }
             }
             Action::Leave(nodes) => {
@@ -131,10 +125,11 @@ impl World<'_> {
                 self.transport.fabric.heal();
             }
             Action::SetLine { nodes, up, down } => {
-                self.mark(nodes, "line", "");
+                let nodes = self.targets(nodes, is_drawn, |_, _| true);
+                self.mark(&nodes, "line", "");
                 for rank in nodes {
-                    up.map(|profile| self.transport.fabric.set_up(*rank, profile));
-                    down.map(|profile| self.transport.fabric.set_down(*rank, profile));
+                    up.map(|profile| self.transport.fabric.set_up(rank, profile));
+                    down.map(|profile| self.transport.fabric.set_down(rank, profile));
                 }
             }
             Action::SetPair { from, to, profile } => {
@@ -142,10 +137,11 @@ impl World<'_> {
                 self.transport.fabric.set_pair(*from, *to, *profile);
             }
             Action::SetCpu { nodes, share } => {
-                self.mark(nodes, "cpu", &share.to_string());
+                let nodes = self.targets(nodes, is_drawn, |_, _| true);
+                self.mark(&nodes, "cpu", &share.to_string());
                 for rank in nodes {
-                    self.devices[*rank].share = Some(*share);
-                    if let Some(peer) = &mut self.devices[*rank].peer {
+                    self.devices[rank].share = Some(*share);
+                    if let Some(peer) = &mut self.devices[rank].peer {
                         peer.share = Some(*share);
                     }
                 }
@@ -155,7 +151,7 @@ impl World<'_> {
     }
 
     pub(super) fn follow_trace(&mut self, line: usize, point: usize) {
-        let Some((place, trace)) = traces(self.scenario).get(line).copied() else {
+        let Some((place, own, trace)) = self.traces.get(line).copied() else {
             return;
         };
         let Some(now) = trace.points.get(point) else {
@@ -163,7 +159,7 @@ impl World<'_> {
         };
         let change = |profile: &Profile| Profile {
             rate: Some(now.rate),
-            delay: now.delay.unwrap_or(profile.delay),
+            delay: now.delay.unwrap_or(own.delay),
             ..*profile
         };
         let fabric = &mut self.transport.fabric;
@@ -184,6 +180,20 @@ impl World<'_> {
             },
         };
         self.queue.push(self.now + pause, Event::Trace(line, next));
+    }
+
+    /// Whether an event to come may start a node.
+    pub(super) fn may_start(&self) -> bool {
+        let mut events = self.scenario.events.iter().enumerate();
+        events.any(|(number, event)| {
+            let starts = matches!(event.action, Action::Join(_) | Action::Restart(_));
+            starts
+                && match event.when {
+                    When::At(at) => at.as_nanos() as Nanos > self.now,
+                    When::Every { until, .. } => until.as_nanos() as Nanos > self.now,
+                    When::After(..) => self.pending.contains(&number),
+                }
+        })
     }
 
     fn runs(&self, rank: NodeIndex) -> bool {
@@ -231,17 +241,4 @@ impl World<'_> {
             detail: detail.into(),
         });
     }
-}
-
-/// Every line that changes over time.
-fn traces(scenario: &Scenario) -> Vec<(Place, &Trace)> {
-    let nodes = scenario.nodes.iter().enumerate();
-    let lines = nodes
-        .flat_map(|(rank, node)| [(Place::Up(rank), &node.up), (Place::Down(rank), &node.down)]);
-    let pairs = scenario.pairs.iter();
-    let pairs = pairs.map(|pair| (Place::Pair(pair.from, pair.to), &pair.line));
-    lines
-        .chain(pairs)
-        .filter_map(|(place, line)| Some((place, line.trace.as_ref()?)))
-        .collect()
 }

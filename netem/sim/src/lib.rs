@@ -4,14 +4,16 @@
 //! [`skein_netem::link`]. One thread, one queue of events, every draw from the seed: a run repeats to the byte, and its hash says
 //! so. After every event `checks` looks for what must never happen; what it finds comes with the command that replays it.
 //!
-//! Modules in reading order, lowest first. `queue`, `transport` and `learner` are the parts of a simulated device, `peer` drives them as the node does, `world` is the
+//! Modules in reading order, lowest first. `queue`, `stream` and `transport`, and `learner` are the parts of a simulated device, `peer` drives them as the node does, `world` is the
 //! run, with its `devices`, their `faults`, and the `recording` of it.
 
 mod queue;
+mod stream;
 mod transport;
 mod learner;
 mod peer;
 mod checks;
+mod event;
 mod world;
 mod devices;
 mod faults;
@@ -62,6 +64,20 @@ pub enum SimError {
 /// [`SimError`].
 pub fn run(scenario: &Scenario, progress: Progress<'_>) -> Result<Record, SimError> {
     world::World::new(scenario)?.run(progress)
+}
+
+/// Whether the scenario's job is one, as every peer would read it.
+///
+/// # Errors
+/// [`SimError::Job`], with the fix.
+pub fn check_job(scenario: &Scenario) -> Result<(), SimError> {
+    let Some(text) = &scenario.job else {
+        return Ok(());
+    };
+    let read = skein_node::job::JobFile::parse(text);
+    read.map(drop).map_err(|error| SimError::Job {
+        reason: error.to_string(),
+    })
 }
 
 #[cfg(test)]

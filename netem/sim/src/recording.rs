@@ -1,7 +1,8 @@
 //! What a simulated run leaves behind.
 
+use super::event::Event;
 use super::peer::Peer;
-use super::world::{Event, SECOND, World};
+use super::world::{SECOND, World};
 use skein_netem::link::Nanos;
 use skein_netem::record::{NodeRecord, PairTraffic, Record, Traffic, Usage};
 

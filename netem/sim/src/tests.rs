@@ -244,3 +244,49 @@ fn a_program_cannot_be_simulated() {
     let error = run(&of, &mut |_, _| {}).err();
     assert!(matches!(error, Some(SimError::Program { .. })), "{error:?}");
 }
+
+#[test]
+fn a_stopped_peer_can_be_killed_and_a_run_ends_when_all_programs_have() {
+    let nodes = (0..2).map(|n| node(n, 0.5, 20)).collect();
+    let mut of = scenario(nodes, &format!("{JOB}[stop]\nsteps = 10000\n"), 100, 5);
+    of.events = vec![
+        at(10.0, Action::Stop(vec![0])),
+        at(12.0, Action::Kill(vec![0])),
+        at(14.0, Action::Continue(vec![0])),
+        at(20.0, Action::Leave(vec![1])),
+        at(30.0, Action::Join(vec![1])),
+        at(40.0, Action::Kill(vec![1])),
+    ];
+    of.end.exit = true;
+    let record = finish(&of);
+    let lives: Vec<f64> = record.nodes[0].lives.iter().map(|life| life[1]).collect();
+    assert_eq!(lives, [12.0]);
+    assert_eq!(record.nodes[1].lives.len(), 2);
+    assert_eq!(record.duration_s, 40.0);
+    assert!(record.marks.iter().all(|mark| mark.what != "deadline"));
+}
+
+#[test]
+fn an_event_that_repeats_draws_one_of_its_nodes_each_time() {
+    let nodes = (0..4).map(|n| node(n, 0.5, 20)).collect();
+    let mut of = scenario(nodes, &format!("{JOB}[stop]\nsteps = 10000\n"), 30, 6);
+    of.events = vec![Event {
+        when: When::Every {
+            from: Duration::from_secs(5),
+            until: Duration::from_secs(25),
+            period: Duration::from_secs(1),
+        },
+        action: Action::SetCpu {
+            nodes: vec![0, 1, 2, 3],
+            share: 0.3,
+        },
+    }];
+    let record = finish(&of);
+    let drawn = record.marks.iter().filter(|mark| mark.what == "cpu");
+    assert!(drawn.clone().all(|mark| mark.nodes.len() == 1));
+    let different: std::collections::BTreeSet<usize> =
+        drawn.flat_map(|mark| mark.nodes.clone()).collect();
+    assert!(different.len() > 1, "{different:?}");
+    let last = record.marks.last().map(|mark| mark.what.as_str());
+    assert_eq!(last, Some("deadline"));
+}

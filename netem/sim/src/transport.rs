@@ -6,56 +6,19 @@
 //!
 //! Bounds: per connection and lane as in the node; a full lane refuses, and the sender decides.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use skein_netem::link::{Fabric, Hop, Nanos, NodeIndex};
 
-/// Payload of a full segment, bytes.
-const SEGMENT: usize = 1448;
+use crate::stream::{Lane, SEGMENT, Segment, Stream};
+
 /// Ethernet, IP and TCP (with timestamps) around it.
 const HEADERS: usize = 66;
-/// Frame header, yamux and noise around a message.
-pub(super) const MESSAGE_OVERHEAD: usize = 12 + 12 + 18;
 /// An uplink is given more when less than this waits: two full frames keep it busy.
 const UPLINK_BYTES: u64 = 2 * (SEGMENT + HEADERS) as u64;
-/// First window, segments (RFC 6928).
-const FIRST_WINDOW: f64 = 10.0;
-/// Largest window, segments: 4 MiB, what Linux grows to by default.
-const LARGEST_WINDOW: f64 = 2900.0;
-/// What is left of a window after a loss (CUBIC).
-const AFTER_LOSS: f64 = 0.7;
 const MS: Nanos = 1_000_000;
 /// Longest pause before a segment is sent again.
 const LONGEST_PAUSE: Nanos = 15_000 * MS;
-/// Bytes that the kernel and yamux take beside the lane.
-const SOCKET_BYTES: usize = 256 * 1024;
-
-/// What shares a connection, most urgent first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lane {
-    Control,
-    Update,
-    Bulk,
-}
-
-/// Frames that wait in each lane before it refuses, as in the node, where the kernel and yamux hold no more either.
-const FRAMES: [usize; 3] = [256, 4, 64];
-/// Most frames of the smallest kind that wait in any case: what fits into the kernel's and yamux' buffers.
-pub(super) const LANE_BOUNDS: [usize; 3] = {
-    let small = SOCKET_BYTES / MESSAGE_OVERHEAD + 1;
-    [small, small, small]
-};
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Segment {
-    from: u32,
-    to: u32,
-    connection: u32,
-    seq: u64,
-    bytes: u16,
-    attempt: u8,
-}
-
 /// What the transport asks to be told later.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum NetEvent {
@@ -82,34 +45,6 @@ impl NetEvent {
             } => place(*from, *to, u64::from(*connection)),
         }
     }
-}
-
-#[derive(Debug)]
-struct Waiting<M> {
-    left: usize,
-    message: M,
-}
-
-/// One direction of one connection.
-#[derive(Debug)]
-struct Stream<M> {
-    connection: u32,
-    lanes: [VecDeque<Waiting<M>>; 3],
-    lane_bytes: usize,
-    lost: VecDeque<Segment>,
-    bulk_is_next: bool,
-    next_seq: u64,
-    in_flight: u32,
-    window: f64,
-    threshold: f64,
-    shrunk_at: Nanos,
-    acks: VecDeque<Nanos>,
-    is_blocked: bool,
-    is_active: bool,
-    /// The receiver's side.
-    expected: u64,
-    early: BTreeSet<u64>,
-    on_the_way: VecDeque<(u64, M)>,
 }
 
 /// A message that came out.
@@ -163,24 +98,7 @@ impl<M> Transport<M> {
         self.connections += 1;
         for (from, to) in [(a, b), (b, a)] {
             let at = self.at(from, to);
-            self.streams[at] = Some(Box::new(Stream {
-                connection: self.connections,
-                lanes: [const { VecDeque::new() }; 3],
-                lane_bytes: 0,
-                lost: VecDeque::new(),
-                bulk_is_next: false,
-                next_seq: 0,
-                in_flight: 0,
-                window: FIRST_WINDOW,
-                threshold: LARGEST_WINDOW,
-                shrunk_at: 0,
-                acks: VecDeque::new(),
-                is_blocked: false,
-                is_active: false,
-                expected: 0,
-                early: BTreeSet::new(),
-                on_the_way: VecDeque::new(),
-            }));
+            self.streams[at] = Some(Box::new(Stream::new(self.connections)));
         }
     }
 
@@ -218,16 +136,7 @@ impl<M> Transport<M> {
         let Some(stream) = &mut self.streams[at] else {
             return Err(message);
         };
-        let queue = &mut stream.lanes[lane as usize];
-        if queue.len() >= FRAMES[lane as usize] && stream.lane_bytes >= SOCKET_BYTES {
-            return Err(message);
-        }
-        let bytes = bytes + MESSAGE_OVERHEAD;
-        queue.push_back(Waiting {
-            left: bytes,
-            message,
-        });
-        stream.lane_bytes += bytes;
+        stream.push(lane, bytes, message)?;
         self.activate(from, to);
         self.pump(now, from);
         Ok(())
@@ -236,9 +145,7 @@ impl<M> Transport<M> {
     /// Frames that wait in all lanes of a node, and the bound on them: for the checks of a run.
     pub(super) fn waiting(&self, from: NodeIndex, to: NodeIndex) -> [usize; 3] {
         let stream = &self.streams[self.at(from, to)];
-        stream.as_ref().map_or([0; 3], |stream| {
-            [0, 1, 2].map(|lane| stream.lanes[lane].len())
-        })
+        stream.as_ref().map_or([0; 3], |stream| stream.waiting())
     }
 
     /// Goes on with what was asked for.
@@ -260,17 +167,7 @@ impl<M> Transport<M> {
                 let Some(stream) = self.stream(segment) else {
                     return;
                 };
-                stream.in_flight = stream.in_flight.saturating_sub(1);
-                // One loss per round trip counts (RFC 5681): the others are of the same burst.
-                if now >= stream.shrunk_at + trip {
-                    stream.window = (stream.window * AFTER_LOSS).max(2.0);
-                    stream.threshold = stream.window;
-                    stream.shrunk_at = now;
-                }
-                stream.lost.push_back(Segment {
-                    attempt: segment.attempt.saturating_add(1),
-                    ..segment
-                });
+                stream.lost(now, trip, segment);
                 self.activate(from, to);
                 self.pump(now, from);
             }
@@ -409,80 +306,11 @@ impl<M> Transport<M> {
         let Some(stream) = self.stream(segment) else {
             return;
         };
-        if segment.seq != stream.expected {
-            stream.early.insert(segment.seq);
-            return;
-        }
-        stream.expected += 1;
-        while stream.early.remove(&stream.expected) {
-            stream.expected += 1;
-        }
-        let mut out = Vec::new();
-        while let Some((last, _)) = stream.on_the_way.front()
-            && *last < stream.expected
-        {
-            out.extend(stream.on_the_way.pop_front());
-        }
+        let out = stream.arrived(segment.seq);
         self.delivered.extend(
             out.into_iter()
-                .map(|(_, message)| Delivery { from, to, message }),
+                .map(|message| Delivery { from, to, message }),
         );
-    }
-}
-
-impl<M> Stream<M> {
-    fn take_acks(&mut self, now: Nanos) {
-        while self.acks.front().is_some_and(|at| *at <= now) {
-            self.acks.pop_front();
-            self.in_flight = self.in_flight.saturating_sub(1);
-            let grown = if self.window < self.threshold {
-                self.window + 1.0
-            } else {
-                self.window + 1.0 / self.window
-            };
-            self.window = grown.min(LARGEST_WINDOW);
-        }
-    }
-
-    /// The next segment to send: what was lost, then control, then updates and bulk in turn.
-    fn next(&mut self, from: u32, to: u32) -> Option<Segment> {
-        if let Some(lost) = self.lost.pop_front() {
-            return Some(lost);
-        }
-        let [control, update, bulk] = [0, 1, 2].map(|lane| !self.lanes[lane].is_empty());
-        // A message that is cut into segments is not interrupted by its own lane; between lanes segments mix.
-        let lane = if control {
-            Lane::Control
-        } else if update && !(bulk && self.bulk_is_next) {
-            Lane::Update
-        } else if bulk {
-            Lane::Bulk
-        } else {
-            return None;
-        };
-        if lane != Lane::Control {
-            self.bulk_is_next = lane == Lane::Update;
-        }
-        let queue = &mut self.lanes[lane as usize];
-        let front = queue.front_mut()?;
-        let bytes = front.left.min(SEGMENT);
-        front.left -= bytes;
-        self.lane_bytes -= bytes;
-        let seq = self.next_seq;
-        self.next_seq += 1;
-        if front.left == 0
-            && let Some(done) = queue.pop_front()
-        {
-            self.on_the_way.push_back((seq, done.message));
-        }
-        Some(Segment {
-            from,
-            to,
-            connection: self.connection,
-            seq,
-            bytes: bytes as u16,
-            attempt: 0,
-        })
     }
 }
 

@@ -12,11 +12,12 @@ use skein_node::job::JobFile;
 
 use super::SimError;
 use super::checks::Checks;
-use super::devices::Device;
-use super::peer::{Effect, Job, Message, Peer, Work};
+use super::event::{Device, Event, Place, traces};
+use super::peer::{Effect, Job, Message, Peer};
 use super::queue::Queue;
-use super::transport::{Delivery, LANE_BOUNDS, NetEvent, Transport};
-use skein_netem::link::{Fabric, Nanos, NodeIndex, sub_seed};
+use super::stream::LANE_BOUNDS;
+use super::transport::{Delivery, Transport};
+use skein_netem::link::{Fabric, Nanos, NodeIndex, Profile, Trace, sub_seed};
 use skein_netem::record::{Mark, Metric, Progress, Record, Traffic, Usage};
 use skein_netem::scenario::{Problem, Program, Scenario};
 
@@ -24,26 +25,6 @@ pub(super) const SECOND: Nanos = 1_000_000_000;
 
 /// Real time between two lines of progress.
 const SAY_EVERY: Duration = Duration::from_secs(10);
-
-/// An event of a run.
-#[derive(Debug)]
-pub(super) enum Event {
-    Net(NetEvent),
-    /// A peer's own work, of this life.
-    Work(NodeIndex, u32, Work),
-    /// Two nodes, in these lives, have a connection.
-    Connected([(NodeIndex, u32); 2]),
-    /// A node learns that its connection to another is gone.
-    Lost((NodeIndex, u32), PeerId),
-    Start(NodeIndex),
-    /// A peer that left ends, in this life.
-    Gone(NodeIndex, u32),
-    /// One of the scenario's events.
-    Fault(usize),
-    /// The next point of a line's trace.
-    Trace(usize, usize),
-    Sample,
-}
 
 /// A run.
 #[derive(Debug)]
@@ -67,6 +48,10 @@ pub(super) struct World<'a> {
     pub(super) usage: Vec<Vec<Usage>>,
     pub(super) last_fault: Nanos,
     pub(super) pending: Vec<usize>,
+    /// Lines that change over time: which, as they are at first, and how.
+    pub(super) traces: Vec<(Place, &'a Profile, &'a Trace)>,
+    /// Starts that are on their way.
+    starts_to_come: usize,
     is_over: bool,
 }
 
@@ -89,6 +74,7 @@ impl<'a> World<'a> {
         }
         let data = match scenario.sim.problem {
             Problem::Job => {
+                from_folder(&mut file, scenario);
                 let loaded = data::load(&file.data, &BTreeMap::new());
                 Some(Arc::new(loaded.map_err(|error| fault(error.to_string()))?))
             }
@@ -133,6 +119,8 @@ impl<'a> World<'a> {
             usage: vec![Vec::new(); ids.len()],
             last_fault: 0,
             pending: Vec::new(),
+            traces: traces(scenario),
+            starts_to_come: 0,
             is_over: false,
             ids,
             scenario,
@@ -164,6 +152,14 @@ impl<'a> World<'a> {
         }
         if !self.is_over {
             self.now = end;
+            if self.scenario.end.job || self.scenario.end.exit {
+                self.marks.push(Mark {
+                    t: self.seconds(),
+                    nodes: Vec::new(),
+                    what: "deadline".into(),
+                    detail: String::new(),
+                });
+            }
         }
         if self.now > self.last_fault + self.settled_after() {
             let standing = self.devices.iter().filter(|device| !device.is_stopped);
@@ -182,8 +178,7 @@ impl<'a> World<'a> {
     fn plan(&mut self) {
         for (rank, node) in self.scenario.nodes.iter().enumerate() {
             if let Some(start) = node.start {
-                self.queue
-                    .push(start.as_nanos() as Nanos, Event::Start(rank));
+                self.start_at(start.as_nanos() as Nanos, rank);
             }
         }
         self.plan_faults();
@@ -230,6 +225,7 @@ impl<'a> World<'a> {
                 Some(rank)
             }
             Event::Start(rank) => {
+                self.starts_to_come -= 1;
                 self.start(rank)?;
                 Some(rank)
             }
@@ -346,13 +342,27 @@ impl<'a> World<'a> {
         }
         let closed = metrics.iter().any(|metric| metric.event == "closed");
         self.devices[rank].metrics.extend(metrics);
-        if closed && self.scenario.end.job {
-            let mut peers = self
-                .devices
-                .iter()
-                .filter_map(|device| device.peer.as_ref());
-            self.is_over |= peers.all(|peer| peer.closed.is_some());
+        if closed {
+            self.look_for_end();
         }
+    }
+
+    pub(super) fn start_at(&mut self, at: Nanos, rank: NodeIndex) {
+        self.starts_to_come += 1;
+        self.queue.push(at, Event::Start(rank));
+    }
+
+    /// A node closed the job, or is gone: that may be the end.
+    pub(super) fn look_for_end(&mut self) {
+        let end = &self.scenario.end;
+        let peers = || {
+            self.devices
+                .iter()
+                .filter_map(|device| device.peer.as_ref())
+        };
+        let all_closed = peers().next().is_some() && peers().all(|peer| peer.closed.is_some());
+        let nobody = peers().next().is_none() && self.starts_to_come == 0 && !self.may_start();
+        self.is_over |= (end.job && all_closed) || (end.exit && nobody);
     }
 
     pub(super) fn end_now(&mut self) {
@@ -422,4 +432,13 @@ fn peer_id(seed: u64, rank: usize) -> PeerId {
     let mut name = seed.to_le_bytes().to_vec();
     name.extend((rank as u64).to_le_bytes());
     PeerId(Digest::of(&name).0)
+}
+
+/// Paths in a job are from the scenario's folder, where programs run.
+fn from_folder(file: &mut JobFile, scenario: &Scenario) {
+    let data = &mut file.data;
+    let paths = [&mut data.path, &mut data.validation_path];
+    for path in paths.into_iter().flatten() {
+        *path = scenario.folder.join(&path);
+    }
 }

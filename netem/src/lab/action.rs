@@ -72,13 +72,18 @@ impl Campaign<'_> {
                 "pair"
             }
             Action::SetCpu { share, .. } => {
-                nodes
-                    .iter()
-                    .for_each(|rank| self.shares[*rank] = Some(*share));
-                machine::check_shares(self.shares.iter().flatten().copied())?;
-                nodes
-                    .iter()
-                    .for_each(|rank| self.limits.set_cpu(*rank, *share));
+                let mut shares = self.shares.clone();
+                nodes.iter().for_each(|rank| shares[*rank] = Some(*share));
+                // A run that is under way is worth more than one of its events.
+                match machine::check_shares(shares.iter().flatten().copied()) {
+                    Ok(()) => {
+                        self.shares = shares;
+                        nodes
+                            .iter()
+                            .for_each(|rank| self.limits.set_cpu(*rank, *share));
+                    }
+                    Err(error) => self.limits.not_applied.push(error.to_string()),
+                }
                 detail = format!("{share} cores");
                 "cpu"
             }

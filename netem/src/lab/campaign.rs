@@ -335,10 +335,7 @@ impl<'a> Campaign<'a> {
         self.measure();
         self.nodes.iter_mut().for_each(|node| node.kill(now));
         for node in &mut self.nodes {
-            node.watch.look(self.start_ms);
-            while !node.watch.at_end() {
-                node.watch.look(self.start_ms);
-            }
+            while node.watch.read(self.start_ms) > 0 {}
         }
         let testbed = own_cpu_seconds() - self.cpu_at_start + self.switch.cpu_seconds();
         if !self.switch.is_prompt() {

@@ -39,6 +39,8 @@ pub(super) struct Watch {
 struct Follow {
     path: PathBuf,
     offset: u64,
+    /// Bytes read so far, of all files that had this name.
+    read: u64,
     /// The line that is not whole yet.
     partial: Vec<u8>,
 }
@@ -69,11 +71,15 @@ impl Watch {
         &self.lines[seen..]
     }
 
-    /// Whether everything in the files was read.
-    pub(super) fn at_end(&self) -> bool {
-        self.files
-            .iter()
-            .all(|file| fs::metadata(&file.path).map_or(true, |meta| meta.len() <= file.offset))
+    /// Takes in what was written meanwhile, up to a bound; how many bytes.
+    pub(super) fn read(&mut self, start_ms: f64) -> u64 {
+        let before = self.bytes();
+        self.look(start_ms);
+        self.bytes() - before
+    }
+
+    fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.read).sum()
     }
 
     /// All lines so far.
@@ -98,6 +104,7 @@ impl Watch {
                 self.files.push(Follow {
                     path,
                     offset: 0,
+                    read: 0,
                     partial: Vec::new(),
                 });
             }
@@ -119,11 +126,18 @@ impl Follow {
         let Ok(mut file) = File::open(&self.path) else {
             return Vec::new();
         };
+        // A program that was started again may have begun the file anew.
+        if file.metadata().is_ok_and(|meta| meta.len() < self.offset) {
+            self.offset = 0;
+            self.partial.clear();
+        }
         let mut new = Vec::new();
         let read = file
             .seek(SeekFrom::Start(self.offset))
             .and_then(|_| file.take(MAX_READ).read_to_end(&mut new));
-        self.offset += read.unwrap_or(0) as u64;
+        let read = read.unwrap_or(0) as u64;
+        self.offset += read;
+        self.read += read;
         let mut lines = Vec::new();
         for part in new.split_inclusive(|byte| *byte == b'\n') {
             // One byte too many marks a line as too long; it is malformed then.
@@ -175,10 +189,20 @@ mod tests {
         assert_eq!(new, [0.5]);
         writeln!(file, "3000,\"event\":\"step\",\"step\":2}}\nnot a metric").unwrap();
         assert_eq!(watch.look(1000.0).len(), 1);
-        assert!(watch.at_end());
+        assert_eq!(watch.read(1000.0), 0);
         assert_eq!(watch.malformed, 1);
         let steps: Vec<_> = watch.metrics().map(|line| line.number("step")).collect();
         assert_eq!(steps, [Some(1.0), Some(2.0)]);
+        // Begun anew, and shorter than it was.
+        fs::write(&path, "{\"t_ms\":4000,\"event\":\"again\"}\n").unwrap();
+        assert_eq!(watch.look(1000.0).len(), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_over_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut watch = Watch::new(Source::File(folder.path().into()));
+        assert_eq!(watch.read(0.0), 0);
     }
 
     #[test]

@@ -8,10 +8,12 @@ use serde::{Deserialize, Serialize};
 pub(super) const MAX_RATE: u64 = 100_000_000_000;
 /// Longest delay or jitter.
 pub(super) const MAX_DELAY: Duration = Duration::from_secs(60);
-/// A queue that is not set holds what the link carries in this time, and never less than [`MIN_QUEUE`].
+/// A queue that is not set holds what the link carries in this time; at least [`MIN_QUEUE`], unless that were more than a second.
 const DEFAULT_QUEUE: Duration = Duration::from_millis(100);
 /// Smallest default queue, bytes: some tens of full frames, so that a slow link does not drop a window's first burst.
 const MIN_QUEUE: u64 = 64 * 1024;
+/// What any queue holds.
+const TWO_FRAMES: u64 = 3200;
 
 /// One direction of one link. The default is a wire: no limit, no delay, no loss.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,7 +33,7 @@ pub struct Profile {
     pub burst: Option<f64>,
     /// Share of frames that overtake those waiting in the delay: they arrive without it. 0 to 1.
     pub reorder: f64,
-    /// Bytes that may wait before frames are dropped. None: 100 ms of the rate, at least 64 KiB.
+    /// Bytes that may wait before frames are dropped. None: 100 ms of the rate, at least 64 KiB or a second of it, at least 3200.
     pub queue: Option<u64>,
 }
 
@@ -74,8 +76,9 @@ impl Profile {
     pub fn queue_bytes(&self) -> u64 {
         self.queue.unwrap_or_else(|| {
             let rate = self.rate.unwrap_or(MAX_RATE) as u128;
-            let bytes = rate * DEFAULT_QUEUE.as_millis() / 8000;
-            (bytes as u64).max(MIN_QUEUE)
+            let bytes = (rate * DEFAULT_QUEUE.as_millis() / 8000) as u64;
+            let second = (rate / 8) as u64;
+            bytes.max(MIN_QUEUE.min(second)).max(TWO_FRAMES)
         })
     }
 
@@ -152,6 +155,8 @@ mod tests {
     fn the_default_queue_is_a_tenth_of_a_second_and_never_tiny() {
         assert_eq!(Profile::rate(80_000_000).queue_bytes(), 1_000_000);
         assert_eq!(Profile::rate(1_000_000).queue_bytes(), MIN_QUEUE);
+        assert_eq!(Profile::rate(100_000).queue_bytes(), 12_500);
+        assert_eq!(Profile::rate(1).queue_bytes(), TWO_FRAMES);
     }
 
     #[test]

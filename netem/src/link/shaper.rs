@@ -1,8 +1,9 @@
 //! One direction of one link: rate and queue first, then loss, then delay.
 //!
 //! The queue is virtual: a link that is busy until a known moment has `(that moment - now) * rate` bits waiting, so a frame's
-//! departure is known when it comes. A change of the rate applies to the frames that come after it; those already accepted
-//! keep the departure they were given.
+//! departure is known when it comes. After a change of the rate what waits counts by its bytes; frames already accepted keep the
+//! departure they were given, and later ones do not overtake them: a line that was slow with a full queue needs up to that
+//! queue's time before a higher rate is felt.
 
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ pub struct Shaper {
     queue_bytes: u64,
     rng: ChaCha8Rng,
     busy_until: Nanos,
+    /// The rate by which `busy_until` was reckoned.
+    reckoned_at: Option<u64>,
     /// Latest arrival handed out: jitter does not reorder.
     latest: Nanos,
     in_burst: bool,
@@ -48,6 +51,7 @@ impl Shaper {
     pub fn new(profile: Profile, seed: u64) -> Self {
         Self {
             queue_bytes: profile.queue_bytes(),
+            reckoned_at: profile.rate,
             profile,
             rng: ChaCha8Rng::seed_from_u64(seed),
             busy_until: 0,
@@ -70,16 +74,21 @@ impl Shaper {
     /// Takes a frame of `bytes`. `now` must not go back.
     pub fn offer(&mut self, now: Nanos, bytes: usize) -> Verdict {
         let mut at = now;
+        let waiting = self.waiting(now);
         if let Some(rate) = self.profile.rate {
-            let waiting =
-                u128::from(self.busy_until.saturating_sub(now)) * u128::from(rate) / 8_000_000_000;
-            if waiting + bytes as u128 > u128::from(self.queue_bytes) {
+            if waiting + bytes as u64 > self.queue_bytes {
                 return Verdict::Dropped(Loss::Queue);
             }
-            let sending = bytes as u128 * 8_000_000_000 / u128::from(rate);
-            self.busy_until = self.busy_until.max(now).saturating_add(sending as u64);
+            if self.reckoned_at != self.profile.rate {
+                self.busy_until = now.saturating_add(takes(waiting, rate));
+            }
+            self.busy_until = self
+                .busy_until
+                .max(now)
+                .saturating_add(takes(bytes as u64, rate));
             at = self.busy_until;
         }
+        self.reckoned_at = self.profile.rate;
         // Lost on the line, so after it took its time there.
         if self.is_lost() {
             return Verdict::Dropped(Loss::Line);
@@ -95,7 +104,7 @@ impl Shaper {
 
     /// Bytes that wait.
     pub fn waiting(&self, now: Nanos) -> u64 {
-        let rate = u128::from(self.profile.rate.unwrap_or(0));
+        let rate = u128::from(self.reckoned_at.unwrap_or(0));
         (u128::from(self.busy_until.saturating_sub(now)) * rate / 8_000_000_000) as u64
     }
 
@@ -135,6 +144,12 @@ impl Shaper {
     fn uniform(&mut self) -> f64 {
         (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
+}
+
+/// How long a rate needs for so many bytes.
+fn takes(bytes: u64, rate: u64) -> Nanos {
+    let nanos = u128::from(bytes) * 8_000_000_000 / u128::from(rate);
+    u64::try_from(nanos).unwrap_or(u64::MAX)
 }
 
 pub(super) fn nanos(duration: Duration) -> u64 {
@@ -237,11 +252,28 @@ mod tests {
     }
 
     #[test]
-    fn a_new_rate_holds_from_the_next_frame_on() {
+    fn a_new_rate_holds_from_the_next_frame_on_which_overtakes_none() {
         let mut link = Shaper::new(Profile::rate(8_000_000), 1);
         assert_eq!(link.offer(0, 1000), Verdict::Arrives(MS));
         link.set_profile(Profile::rate(80_000_000));
-        assert_eq!(link.offer(0, 1000), Verdict::Arrives(MS + MS / 10));
+        assert_eq!(link.offer(0, 1000), Verdict::Arrives(MS));
+        assert_eq!(link.offer(MS, 1000), Verdict::Arrives(MS + MS / 10));
+    }
+
+    #[test]
+    fn what_waited_for_a_slow_line_does_not_fill_the_queue_of_a_fast_one() {
+        let mut link = Shaper::new(Profile::rate(100_000), 1);
+        while link.offer(0, 1000) != Verdict::Dropped(Loss::Queue) {}
+        let waiting = link.waiting(0);
+        link.set_profile(Profile::rate(10_000_000));
+        assert_eq!(link.waiting(0), waiting);
+        let last = match link.offer(0, 1000) {
+            Verdict::Arrives(at) => at,
+            dropped => panic!("{dropped:?}"),
+        };
+        // In the order of sending, so behind what was promised to the slow line; its queue is empty long before.
+        assert!(last <= 1100 * MS, "{last}");
+        assert!(link.waiting(20 * MS) < 1500);
     }
 
     #[test]

@@ -15,6 +15,8 @@ use skein_netem::record::Record;
 use skein_netem::report::{self, RunSummary, Summary};
 use skein_netem::scenario::Scenario;
 
+/// What a campaign leaves in its folder.
+const SUMMARY: &str = "summary.json";
 /// Where runs go when nobody says.
 const FOLDER: &str = "netem-runs";
 
@@ -91,6 +93,17 @@ fn run_all(
         Some(out) => out.clone(),
         None => new_folder(name)?,
     };
+    if folder.join(SUMMARY).exists() {
+        let folder = folder.display();
+        bail!(
+            "{folder} holds the runs of an earlier command; remove it, or give another folder with --out"
+        );
+    }
+    if let Some(path) = how.json.as_deref().filter(|path| *path != Path::new("-")) {
+        // Before the runs, not after hours of them.
+        let file = std::fs::File::create(path);
+        file.with_context(|| format!("cannot write the summary to {}", path.display()))?;
+    }
     let mut taken = BTreeSet::new();
     let mut done: Vec<(Record, RunSummary)> = vec![];
     let mut summary = Summary::new(name, vec![]);

@@ -45,13 +45,30 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// The scenarios that a file, `FILE#VARIANT` or `--variant` names.
 fn scenarios(file: &FileArgs, seed: Option<u64>) -> anyhow::Result<Vec<Scenario>> {
     let (path, wanted) = match file.file.rsplit_once('#') {
-        Some((path, variant)) if !Path::new(&file.file).exists() => (path, Some(variant)),
+        Some((path, variant)) if !Path::new(&file.file).exists() => {
+            if let Some(other) = file.variant.as_deref().filter(|other| *other != variant) {
+                bail!(
+                    "{} names one variant and --variant {other} another; give one",
+                    file.file
+                );
+            }
+            (path, Some(variant))
+        }
         _ => (file.file.as_str(), file.variant.as_deref()),
     };
     let mut variants = load(Path::new(path), &file.set, seed)?.variants;
-    let Some(wanted) = wanted else {
-        return Ok(variants);
-    };
+    if let Some(wanted) = wanted {
+        choose(&mut variants, path, wanted)?;
+    }
+    for scenario in &variants {
+        skein_netem_sim::check_job(scenario)
+            .with_context(|| format!("{path}: {} cannot be run", title(scenario)))?;
+    }
+    Ok(variants)
+}
+
+/// Leaves the variant of this name alone.
+fn choose(variants: &mut Vec<Scenario>, path: &str, wanted: &str) -> anyhow::Result<()> {
     let names: Vec<String> = variants.iter().map(|of| of.variant.clone()).collect();
     variants.retain(|of| of.variant == wanted);
     if variants.is_empty() {
@@ -63,7 +80,7 @@ fn scenarios(file: &FileArgs, seed: Option<u64>) -> anyhow::Result<Vec<Scenario>
             ),
         }
     }
-    Ok(variants)
+    Ok(())
 }
 
 /// Prints to standard output; a closed pipe is no fault.
@@ -105,7 +122,7 @@ fn again(dir: &Path) -> anyhow::Result<bool> {
         "{runs}, listed in {}\n",
         dir.join("index.html").display()
     ))?;
-    Ok(true)
+    Ok(summary.passed)
 }
 
 /// `name`, or `name#variant`.

@@ -7,7 +7,7 @@ use skein_gossip::message::Decision;
 use super::training::AtBoundary;
 use super::{Effect, Message, Peer, Work, tick};
 use crate::learner::State;
-use crate::transport::Lane;
+use crate::stream::Lane;
 use skein_netem::link::Nanos;
 use skein_node::job::ExchangeMode;
 

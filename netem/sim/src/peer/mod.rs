@@ -25,7 +25,7 @@ use skein_node::job::{ExchangeMode, JobFile, ValueFormat};
 use skein_node::run::journal::Entry;
 
 use super::learner::{Learner, State};
-use super::transport::Lane;
+use crate::stream::Lane;
 use ending::Judged;
 use fetching::{Answer, Ask, Fetching};
 use skein_netem::link::Nanos;

@@ -8,7 +8,7 @@ use skein_gossip::wire::codec;
 use skein_node::run::journal::Entry;
 
 use super::{Effect, Fetching, Message, Peer, tick};
-use crate::transport::Lane;
+use crate::stream::Lane;
 use skein_netem::link::Nanos;
 
 /// Members that a line about a view names: a thousand lines of a thousand names would be most of a record.
