@@ -62,7 +62,7 @@ pub(super) fn events(
             .map(|action| conditional + names(action))
             .sum::<usize>();
         if actions.len() > room || named > MAX_NAMED {
-            return Err(too_many(root));
+            return Err(too_many(root, "event"));
         }
         for action in actions {
             events.push(Event {
@@ -75,10 +75,10 @@ pub(super) fn events(
     Ok(events)
 }
 
-fn too_many(section: &Section<'_>) -> Wrong {
+fn too_many(section: &Section<'_>, key: &str) -> Wrong {
     let fix =
         format!("keep to {MAX_EVENTS} events with {MAX_NAMED} names of nodes, groups spelled out");
-    section.wrong("event", "are too many", fix)
+    section.wrong(key, "makes too many events", fix)
 }
 
 /// How many nodes it names.
@@ -290,7 +290,7 @@ fn set_pair(item: &Item, path: &str, stage: &Stage<'_>, room: usize) -> Result<V
     let mut actions = vec![];
     let directions = directions(&section, stage.names)?;
     if directions.len() > room {
-        return Err(too_many(&section));
+        return Err(too_many(&section, "to"));
     }
     for (from, to) in directions {
         let ends = |pair: &Pair| (pair.from, pair.to);
