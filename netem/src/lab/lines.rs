@@ -144,6 +144,7 @@ fn with(base: &Profile, rate: u64, delay: Option<std::time::Duration>) -> Profil
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
@@ -185,7 +186,7 @@ mod tests {
         let mut fabric = Fabric::new(1, 1);
         let line = Line {
             profile: Profile::default(),
-            trace: Trace::parse("0,1e6\n1,2e6\n2,3e6").ok(),
+            trace: Trace::parse("0,1e6\n1,2e6\n2,3e6").ok().map(Arc::new),
         };
         let mut lines = Lines(vec![Traced {
             place: Place::Up(0),

@@ -111,7 +111,8 @@ impl Profile {
                     "give a mean run of 1 to 10000 frames",
                 );
             }
-            if self.loss >= 1.0 || burst < 1.0 / (1.0 - self.loss) {
+            // Where all is lost, runs have no length.
+            if self.loss < 1.0 && burst < 1.0 / (1.0 - self.loss) {
                 return fault(
                     "burst",
                     burst.to_string(),
@@ -218,5 +219,11 @@ mod tests {
             assert_eq!(fault, Err(key), "{profile:?}");
         }
         assert_eq!(Profile::default().check(), Ok(()));
+        let cut = Profile {
+            loss: 1.0,
+            burst: Some(3.0),
+            ..Profile::default()
+        };
+        assert_eq!(cut.check(), Ok(()));
     }
 }

@@ -113,16 +113,12 @@ impl Shaper {
         if loss <= 0.0 {
             return false;
         }
-        let Some(burst) = self.profile.burst else {
+        let Some(burst) = self.profile.burst.filter(|_| loss < 1.0) else {
             return self.uniform() < loss;
         };
         // Gilbert: a bad state that loses everything, left with 1/burst; entered so that the share of bad frames is `loss`.
         let leave = 1.0 / burst;
-        let enter = if loss >= 1.0 {
-            1.0
-        } else {
-            loss * leave / (1.0 - loss)
-        };
+        let enter = loss * leave / (1.0 - loss);
         let change = if self.in_burst { leave } else { enter };
         if self.uniform() < change {
             self.in_burst = !self.in_burst;
@@ -234,6 +230,16 @@ mod tests {
             let expected = burst.unwrap_or(1.0 / 0.98);
             assert!((length / expected - 1.0).abs() < 0.1, "{burst:?}: {length}");
         }
+    }
+
+    #[test]
+    fn where_all_is_lost_no_burst_ends() {
+        let profile = Profile {
+            loss: 1.0,
+            burst: Some(3.0),
+            ..Profile::default()
+        };
+        assert!(arrivals(profile, 1000, MS).iter().all(Option::is_none));
     }
 
     #[test]

@@ -7,6 +7,8 @@ use super::profile::{MAX_DELAY, MAX_RATE};
 
 /// Longest trace: a day at a point per second.
 const MAX_POINTS: usize = 100_000;
+/// Points closer together would make a run of nothing but changes of the line.
+const SMALLEST_GAP: Nanos = 1_000_000;
 
 /// From this moment on.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,9 +80,17 @@ impl Trace {
             if delay.is_some_and(|delay| delay > MAX_DELAY.as_secs_f64()) {
                 return Err(fault("a delay beyond 60 s".into()));
             }
-            let at = (time * 1e9) as Nanos;
+            // To the microsecond, so that 1 ms apart as written is 1 ms apart.
+            let at = (time * 1e6).round() as Nanos * 1000;
             if points.last().is_some_and(|last| last.at >= at) {
                 return Err(fault("time does not grow".into()));
+            }
+            if points
+                .last()
+                .is_some_and(|last| at - last.at < SMALLEST_GAP)
+            {
+                let what = "less than 1 ms after the point before; leave points out";
+                return Err(fault(what.into()));
             }
             if points.len() == MAX_POINTS {
                 return Err(fault(format!("more than {MAX_POINTS} points")));
@@ -124,6 +134,18 @@ mod tests {
             },
         ];
         assert_eq!(points, Some(expected));
+    }
+
+    #[test]
+    fn points_are_at_least_a_millisecond_apart() {
+        let fault = Trace::parse("0,1e6\n# dense\n0.000000001,2e6").map_err(|fault| fault.line);
+        assert_eq!(fault, Err(3));
+        let fault = Trace::parse("0,1e6\n0.0009,2e6").map_err(|fault| fault.to_string());
+        let expected = "line 2: less than 1 ms after the point before; leave points out";
+        assert_eq!(fault, Err(expected.to_owned()));
+        for text in ["0.002,1e6\n0.003,2e6", "1234.567,1e6\n1234.568,2e6"] {
+            assert!(Trace::parse(text).is_ok(), "{text}");
+        }
     }
 
     #[test]

@@ -11,6 +11,9 @@ const GRID: usize = 150;
 /// Most points of a line.
 const MOST_POINTS: usize = 600;
 
+/// Most rules, spans, or badges of a figure; more would be a surface, in a file that nothing opens.
+const MOST_MARKS: usize = 200;
+
 /// A figure with the name of its file.
 pub(super) type Figure = (&'static str, String);
 
@@ -40,7 +43,12 @@ pub(super) fn curves(record: &Record, target: Option<f64>) -> Vec<Figure> {
     let chart = |title: String, y_name: &str, field: &Field, by_bytes: bool| {
         let share = field.field == "val_accuracy";
         let sent = Sent::of(record);
-        let (rules, spans) = happenings(record);
+        let Happenings {
+            rules,
+            spans,
+            hidden,
+        } = happenings(record);
+        let title = with_hidden(title, hidden);
         let series = lines(record, field);
         let (x_name, series, rules, spans) = if by_bytes {
             let unit = sent.unit();
@@ -209,8 +217,37 @@ fn middle(record: &Record, field: &Field, nodes: &[&NodeRecord], name: &str, ban
     series
 }
 
+/// What happened, as far as a figure has room for it.
+pub(super) struct Happenings {
+    pub(super) rules: Vec<Rule>,
+    /// The times in which the network was cut.
+    pub(super) spans: Vec<(f64, f64)>,
+    /// How many of both there were beside.
+    pub(super) hidden: usize,
+}
+
+/// At most [`MOST_MARKS`], evenly chosen, and how many were left out.
+pub(super) fn few<T>(all: Vec<T>) -> (Vec<T>, usize) {
+    let n = all.len();
+    if n <= MOST_MARKS {
+        return (all, 0);
+    }
+    // The one with which another share of MOST_MARKS is full.
+    let chosen = |at: usize| (at + 1) * MOST_MARKS / n > at * MOST_MARKS / n;
+    let kept = all.into_iter().enumerate().filter(|(at, _)| chosen(*at));
+    (kept.map(|(_, one)| one).collect(), n - MOST_MARKS)
+}
+
+/// A title that says what is not drawn.
+pub(super) fn with_hidden(title: String, hidden: usize) -> String {
+    match hidden {
+        0 => title,
+        hidden => format!("{title} ({hidden} more marks are not drawn)"),
+    }
+}
+
 /// What happened, as rules, and the times in which the network was cut.
-pub(super) fn happenings(record: &Record) -> (Vec<Rule>, Vec<(f64, f64)>) {
+pub(super) fn happenings(record: &Record) -> Happenings {
     let mut spans = vec![];
     let mut cut = None;
     let mut rules = vec![];
@@ -238,7 +275,12 @@ pub(super) fn happenings(record: &Record) -> (Vec<Rule>, Vec<(f64, f64)>) {
     if rules.len() > 24 {
         rules.retain(|rule| rule.network);
     }
-    (rules, spans)
+    let ((rules, more_rules), (spans, more_spans)) = (few(rules), few(spans));
+    Happenings {
+        rules,
+        spans,
+        hidden: more_rules + more_spans,
+    }
 }
 
 /// A mark's word for people.
@@ -294,6 +336,48 @@ impl Sent {
             2e9.. => (1e9, "GB"),
             2e6.. => (1e6, "MB"),
             _ => (1e3, "kB"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{sample, timeline::timeline};
+    use super::*;
+    use crate::record::Mark;
+
+    #[test]
+    fn of_many_marks_a_figure_draws_some_and_says_how_many_more_there_were() {
+        assert_eq!(few((0..200).collect()), ((0..200).collect(), 0));
+        let (kept, hidden) = few((0..1001).collect());
+        assert_eq!((kept.len(), hidden), (MOST_MARKS, 801));
+        assert!(
+            kept.windows(2)
+                .all(|pair| (5..=6).contains(&(pair[1] - pair[0])))
+        );
+
+        let mut record = sample::record();
+        let plain = timeline(&record).map_or(0, |svg| svg.len());
+        for n in 0..20_000 {
+            let (what, nodes) = match n % 4 {
+                0 => ("partition", vec![]),
+                1 => ("heal", vec![]),
+                2 => ("stop", vec![1]),
+                _ => ("continue", vec![1]),
+            };
+            record.marks.push(Mark {
+                t: 70.0 + f64::from(n) * 1e-3,
+                nodes,
+                what: what.into(),
+                detail: String::new(),
+            });
+        }
+        let mut figures = curves(&record, None);
+        figures.extend(timeline(&record).map(|svg| ("timeline.svg", svg)));
+        assert_eq!(figures.len(), 5);
+        for (file, svg) in figures {
+            assert!(svg.len() < plain + 200_000, "{file}: {}", svg.len());
+            assert!(svg.contains("more marks are not drawn"), "{file}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use super::compare::compare;
 use super::summary::{RunSummary, Summary, judge_again};
@@ -92,7 +92,7 @@ pub fn report_again(folder: &Path) -> Result<Summary, FolderError> {
     let mut runs = vec![];
     let mut records = vec![];
     for run in &before.runs {
-        let inside = folder.join(&run.folder);
+        let inside = folder.join(own_folder(folder, &run.folder)?);
         let record: Record = read_json(&inside.join("record.json"))?;
         let run = judge_again(&record, run);
         write_report(&inside, &record, &run)?;
@@ -106,6 +106,23 @@ pub fn report_again(folder: &Path) -> Result<Summary, FolderError> {
     summary.comparison = compare(&records, target);
     write_summary(folder, &summary)?;
     Ok(summary)
+}
+
+/// A run's folder if it lies in the campaign's: a summary may come from elsewhere, and must not lead out of it.
+fn own_folder<'a>(campaign: &Path, name: &'a str) -> Result<&'a str, FolderError> {
+    let mut parts = Path::new(name).components();
+    match (parts.next(), parts.next()) {
+        (Some(Component::Normal(part)), None) if part == name => Ok(name),
+        _ => {
+            let what = format!(
+                "{name:?} is no folder of a run; write the name of a folder beside this file"
+            );
+            Err(FolderError {
+                path: campaign.join("summary.json"),
+                source: io::Error::new(io::ErrorKind::InvalidData, what),
+            })
+        }
+    }
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, FolderError> {
@@ -186,6 +203,27 @@ mod tests {
             rows.contains("b,60.000000,evaluated,val_accuracy,0.8\n"),
             "{rows}"
         );
+    }
+
+    #[test]
+    fn a_summary_cannot_lead_out_of_its_folder() {
+        let outside = tempfile::tempdir().unwrap();
+        let inside = outside.path().join("campaign");
+        fs::create_dir(&inside).unwrap();
+        let record = sample::record();
+        write_record(outside.path(), &record).unwrap();
+        write_record(&inside, &record).unwrap();
+        let absolute = outside.path().display().to_string();
+        for name in ["..", "../campaign", "", ".", "a/..", &absolute] {
+            let run = RunSummary {
+                folder: name.into(),
+                ..RunSummary::default()
+            };
+            write_summary(&inside, &Summary::new("sample", vec![run])).unwrap();
+            let error = report_again(&inside).unwrap_err().to_string();
+            assert!(error.contains("summary.json"), "{error}");
+            assert!(!outside.path().join("report.html").exists(), "{name}");
+        }
     }
 
     #[test]

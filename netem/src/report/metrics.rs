@@ -34,8 +34,9 @@ pub fn value(record: &Record, measure: &Measure) -> Option<f64> {
     value.filter(|value| value.is_finite())
 }
 
-/// Ranks of a node or of a group's nodes; all without a name.
+/// Ranks of a node or of a group's nodes; all without a name, and for `*` and `any`, as in a scenario file.
 pub(super) fn chosen(record: &Record, name: Option<&str>) -> Vec<NodeIndex> {
+    let name = name.filter(|name| !matches!(*name, "*" | "any"));
     let nodes = record.nodes.iter().enumerate();
     let wanted =
         nodes.filter(|(_, node)| name.is_none_or(|name| node.name == name || node.group == name));
@@ -342,6 +343,9 @@ mod tests {
             ("best_accuracy", Some(0.8)),
             ("steps", Some(40.0 + 50.0 + 33.0)),
             ("steps@a", Some(90.0)),
+            ("steps@*", Some(40.0 + 50.0 + 33.0)),
+            ("steps@any", Some(40.0 + 50.0 + 33.0)),
+            ("field(any, step, samples, p50)", Some(8.0)),
             ("samples@b", Some(264.0)),
             ("steps_per_s@a-1", Some(0.5)),
             ("duration_s", Some(100.0)),

@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use super::curves::happenings;
+use super::curves::{Happenings, few, happenings, with_hidden};
 use super::metrics::is_failure;
 use super::svg::{Anchor, FAINT, INK, Svg, text_width, tick_text, ticks};
 use crate::link::NodeIndex;
-use crate::record::{NodeRecord, Record};
+use crate::record::{Mark, NodeRecord, Record};
 
 const WIDTH: f64 = 1160.0;
 /// Slices of time; within one, heights are shares.
@@ -44,6 +44,25 @@ pub(super) fn timeline(record: &Record) -> Option<String> {
         end: record.duration_s,
     };
     let bottom = plot.top + tall * shown.len() as f64;
+    let Happenings {
+        rules,
+        spans,
+        mut hidden,
+    } = happenings(record);
+    let rows: Vec<Row> = shown.iter().map(|&rank| Row::of(record, rank)).collect();
+    hidden += rows.iter().map(|row| row.hidden).sum::<usize>();
+    let badges = shown.iter().enumerate().flat_map(|(row, &rank)| {
+        let of_it = move |mark: &&Mark| mark.nodes.contains(&rank);
+        record
+            .marks
+            .iter()
+            .filter(of_it)
+            .map(move |mark| (row, mark))
+    });
+    let mut badges: Vec<(usize, &Mark)> = badges.collect();
+    badges.sort_by(|a, b| a.1.t.total_cmp(&b.1.t));
+    let (badges, more_badges) = few(badges);
+    hidden += more_badges;
     let mut svg = Svg::new(WIDTH, bottom + 44.0, "What each node did when");
     let title = match record.nodes.len() - shown.len() {
         0 => "What each node did when".to_owned(),
@@ -53,12 +72,16 @@ pub(super) fn timeline(record: &Record) -> Option<String> {
             hidden + shown.len()
         ),
     };
+    let title = with_hidden(title, hidden);
     svg.text((12.0, 20.0), Anchor::Start, 15.0, INK, &title);
     legend(&mut svg, 40.0);
-    for (row, &rank) in shown.iter().enumerate() {
-        draw_row(&mut svg, &plot, record, row, rank);
+    for (number, row) in rows.iter().enumerate() {
+        draw_row(&mut svg, &plot, number, row);
     }
-    let (rules, spans) = happenings(record);
+    for (row, mark) in badges {
+        let y = plot.top + tall * (row as f64 + 0.5);
+        draw_badge(&mut svg, (plot.x(mark.t), y), record, mark, shown[row]);
+    }
     for (from, to) in spans {
         let (from, to) = (plot.x(from), plot.x(to));
         svg.rect(
@@ -163,9 +186,37 @@ fn legend(svg: &mut Svg, y: f64) {
     );
 }
 
-fn draw_row(svg: &mut Svg, plot: &Plot, record: &Record, row: usize, rank: NodeIndex) {
-    let node = &record.nodes[rank];
-    let (y, tall) = (plot.top + plot.tall * row as f64, plot.tall);
+/// What is drawn of a node beside its steps.
+struct Row<'a> {
+    node: &'a NodeRecord,
+    lives: Vec<[f64; 2]>,
+    stops: Vec<(f64, f64)>,
+    /// When a new view came.
+    views: Vec<f64>,
+    /// What a figure has no room for.
+    hidden: usize,
+}
+
+impl<'a> Row<'a> {
+    fn of(record: &'a Record, rank: NodeIndex) -> Self {
+        let node = &record.nodes[rank];
+        let views = node.metrics.iter().filter(|line| line.event == "view");
+        let (lives, more_lives) = few(node.lives.clone());
+        let (stops, more_stops) = few(stops(record, rank));
+        let (views, more_views) = few(views.map(|line| line.t).collect());
+        Self {
+            node,
+            lives,
+            stops,
+            views,
+            hidden: more_lives + more_stops + more_views,
+        }
+    }
+}
+
+fn draw_row(svg: &mut Svg, plot: &Plot, number: usize, row: &Row<'_>) {
+    let node = row.node;
+    let (y, tall) = (plot.top + plot.tall * number as f64, plot.tall);
     let bar = (y + tall * 0.12, tall * 0.76);
     let size = if tall < 14.0 { 9.0 } else { 12.0 };
     svg.line((plot.left, y + tall), (plot.right, y + tall), FAINT, "");
@@ -176,7 +227,7 @@ fn draw_row(svg: &mut Svg, plot: &Plot, record: &Record, row: usize, rank: NodeI
         INK,
         &label(node),
     );
-    for &[from, to] in &node.lives {
+    for &[from, to] in &row.lives {
         let (from, to) = (plot.x(from), plot.x(to));
         svg.rect((from, bar.0), ((to - from).max(0.5), bar.1), RUNS, "");
     }
@@ -199,12 +250,12 @@ fn draw_row(svg: &mut Svg, plot: &Plot, record: &Record, row: usize, rank: NodeI
             svg.path(&d, &format!(r#"fill="{fill}""#));
         }
     }
-    for (from, to) in stops(record, rank) {
+    for &(from, to) in &row.stops {
         let (from, to) = (plot.x(from), plot.x(to));
         svg.rect((from, bar.0), (to - from, bar.1), STOPPED, "");
     }
-    for view in node.metrics.iter().filter(|line| line.event == "view") {
-        let x = plot.x(view.t);
+    for &view in &row.views {
+        let x = plot.x(view);
         svg.line(
             (x, y + 1.0),
             (x, y + tall - 1.0),
@@ -212,30 +263,22 @@ fn draw_row(svg: &mut Svg, plot: &Plot, record: &Record, row: usize, rank: NodeI
             r#"stroke-width="2""#,
         );
     }
-    for mark in record
-        .marks
-        .iter()
-        .filter(|mark| mark.nodes.contains(&rank))
-    {
-        let (letter, fill) = match mark.what.as_str() {
-            "kill" => ('K', BAD),
-            "stop" => ('S', "#555"),
-            "continue" => ('C', "#009e73"),
-            "restart" => ('R', "#009e73"),
-            "join" => ('J', "#009e73"),
-            "leave" => ('L', "#555"),
-            "exit" if is_failure(record, mark, rank) => ('F', BAD),
-            "exit" => ('E', "#555"),
-            _ => ('*', "#555"),
-        };
-        let title = format!("{:.1} s: {} {}", mark.t, mark.what, mark.detail);
-        svg.badge(
-            (plot.x(mark.t), y + tall / 2.0),
-            fill,
-            letter,
-            title.trim_end(),
-        );
-    }
+}
+
+fn draw_badge(svg: &mut Svg, at: (f64, f64), record: &Record, mark: &Mark, rank: NodeIndex) {
+    let (letter, fill) = match mark.what.as_str() {
+        "kill" => ('K', BAD),
+        "stop" => ('S', "#555"),
+        "continue" => ('C', "#009e73"),
+        "restart" => ('R', "#009e73"),
+        "join" => ('J', "#009e73"),
+        "leave" => ('L', "#555"),
+        "exit" if is_failure(record, mark, rank) => ('F', BAD),
+        "exit" => ('E', "#555"),
+        _ => ('*', "#555"),
+    };
+    let title = format!("{:.1} s: {} {}", mark.t, mark.what, mark.detail);
+    svg.badge(at, fill, letter, title.trim_end());
 }
 
 /// Shares of computing, exchanging and waiting in each slice of the time to `end`.

@@ -27,8 +27,10 @@ const ACTIONS: [&str; 11] = [
 ];
 /// Most events, after names of groups are spelled out.
 const MAX_EVENTS: usize = 100_000;
+/// Most nodes that all events name, groups spelled out.
+const MAX_NAMED: usize = 1 << 22;
 /// Shortest time between two of an event that repeats.
-const SHORTEST_PERIOD: Duration = Duration::from_millis(1);
+const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 
 /// Whose names and lines events are about.
 #[derive(Debug)]
@@ -46,25 +48,58 @@ pub(super) fn events(
     end: Duration,
 ) -> Result<Vec<Event>, Wrong> {
     let mut events = vec![];
+    let mut named = 0;
     for section in root.sections("event")? {
         let when = when(&section, stage.names, end)?;
-        for action in actions(&section, stage, &when)? {
+        let room = MAX_EVENTS - events.len();
+        let actions = actions(&section, stage, &when, room)?;
+        let conditional = match &when {
+            When::After(condition, _) => condition.nodes.len(),
+            _ => 0,
+        };
+        named += actions
+            .iter()
+            .map(|action| conditional + names(action))
+            .sum::<usize>();
+        if actions.len() > room || named > MAX_NAMED {
+            return Err(too_many(root, "event"));
+        }
+        for action in actions {
             events.push(Event {
                 when: when.clone(),
                 action,
             });
         }
         section.finish()?;
-        if events.len() > MAX_EVENTS {
-            let fix = format!("keep to {MAX_EVENTS} events, groups spelled out");
-            return Err(root.wrong("event", "are too many", fix));
-        }
     }
     Ok(events)
 }
 
+fn too_many(section: &Section<'_>, key: &str) -> Wrong {
+    let fix =
+        format!("keep to {MAX_EVENTS} events with {MAX_NAMED} names of nodes, groups spelled out");
+    section.wrong(key, "makes too many events", fix)
+}
+
+/// How many nodes it names.
+fn names(action: &Action) -> usize {
+    match action {
+        Action::Kill(nodes)
+        | Action::Stop(nodes)
+        | Action::Continue(nodes)
+        | Action::Restart(nodes)
+        | Action::Leave(nodes)
+        | Action::Join(nodes)
+        | Action::SetLine { nodes, .. }
+        | Action::SetCpu { nodes, .. } => nodes.len(),
+        Action::Partition(sides) => sides.iter().map(Vec::len).sum(),
+        Action::Heal | Action::SetPair { .. } => 0,
+    }
+}
+
 fn when(section: &Section<'_>, names: &Names, end: Duration) -> Result<When, Wrong> {
     let given = section.those_of(&["at", "every", "when"]);
+    let in_time = "give a time up to end.after, or a longer end.after";
     let only_with = |key: &'static str, owner: &str| {
         if section.has(key) {
             let fix = format!("keep `{key}` to events with `{owner}`");
@@ -77,19 +112,33 @@ fn when(section: &Section<'_>, names: &Names, end: Duration) -> Result<When, Wro
             only_with("from", "every")?;
             only_with("until", "every")?;
             only_with("after", "when")?;
-            let at = section.duration("at")?;
-            Ok(When::At(section.required("at", at, "\"40s\"")?))
+            let at = section.required("at", section.duration("at")?, "\"40s\"")?;
+            if at > end {
+                return Err(section.wrong("at", "is after the end of the run", in_time));
+            }
+            Ok(When::At(at))
         }
         ["every"] => {
             only_with("after", "when")?;
             let period = section.required("every", section.duration("every")?, "\"5s\"")?;
             if period < SHORTEST_PERIOD {
-                let fix = "write \"1ms\" or more";
+                let fix = "write \"100ms\" or more";
                 return Err(section.wrong("every", "is too often", fix));
             }
+            let from = section.duration("from")?.unwrap_or(period);
+            let until = section.duration("until")?;
+            if until.is_some_and(|until| from > until) {
+                let fix = "give a `from` (without one: the period) that is not after `until`";
+                return Err(section.wrong("until", "is before the first time", fix));
+            }
+            if from > end {
+                let key = if section.has("from") { "from" } else { "every" };
+                return Err(section.wrong(key, "is after the end of the run", in_time));
+            }
+            let until = until.unwrap_or(end);
             Ok(When::Every {
-                from: section.duration("from")?.unwrap_or(period),
-                until: section.duration("until")?.unwrap_or(end),
+                from,
+                until,
                 period,
             })
         }
@@ -113,7 +162,12 @@ fn when(section: &Section<'_>, names: &Names, end: Duration) -> Result<When, Wro
 }
 
 /// What the event does; several where a group's members need different numbers.
-fn actions(section: &Section<'_>, stage: &Stage<'_>, when: &When) -> Result<Vec<Action>, Wrong> {
+fn actions(
+    section: &Section<'_>,
+    stage: &Stage<'_>,
+    when: &When,
+    room: usize,
+) -> Result<Vec<Action>, Wrong> {
     let given = section.those_of(&ACTIONS);
     let key = match given.as_slice() {
         [key] => *key,
@@ -156,7 +210,7 @@ fn actions(section: &Section<'_>, stage: &Stage<'_>, when: &When) -> Result<Vec<
             Action::SetCpu { nodes, share }
         }
         "set_line" => return set_line(item, &path, stage, when),
-        _ => return set_pair(item, &path, stage),
+        _ => return set_pair(item, &path, stage, room),
     }])
 }
 
@@ -231,10 +285,14 @@ fn set_line(item: &Item, path: &str, stage: &Stage<'_>, when: &When) -> Result<V
         .collect())
 }
 
-fn set_pair(item: &Item, path: &str, stage: &Stage<'_>) -> Result<Vec<Action>, Wrong> {
+fn set_pair(item: &Item, path: &str, stage: &Stage<'_>, room: usize) -> Result<Vec<Action>, Wrong> {
     let section = Section::of(item, path)?;
     let mut actions = vec![];
-    for (from, to) in directions(&section, stage.names)? {
+    let directions = directions(&section, stage.names)?;
+    if directions.len() > room {
+        return Err(too_many(&section, "to"));
+    }
+    for (from, to) in directions {
         let ends = |pair: &Pair| (pair.from, pair.to);
         let known = stage.pairs.binary_search_by_key(&(from, to), ends).ok();
         let base = known.map(|at| stage.pairs[at].line.profile);

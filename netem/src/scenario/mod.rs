@@ -2,7 +2,7 @@
 //!
 //! `plan` holds a scenario as the engines run it: names resolved, counts spelled out, every number checked. The rest reads
 //! one from a file, in this order: `tree` (TOML with the places of its keys), `section` (takes the keys of a table),
-//! `names`, `nodes`, `conditions`, `events`, and `file`, which puts variants and overrides in and calls the others.
+//! `names`, `traces`, `nodes`, `conditions`, `events`, and `file`, which puts variants and overrides in and calls the others.
 //! `measure` names the metrics that a run is judged by.
 
 mod plan;
@@ -12,6 +12,7 @@ mod error;
 mod section;
 mod measure;
 mod names;
+mod traces;
 mod nodes;
 mod conditions;
 mod events;

@@ -1,29 +1,32 @@
 //! `[[node]]`, `[[link]]` and the lines in them.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::Duration;
 
 use super::error::{Wrong, did_you_mean};
 use super::names::Names;
 use super::plan::{Line, Node, Pair, Program};
 use super::section::{Section, texts};
+use super::traces::Traces;
 use super::tree::Value;
-use crate::link::{NodeIndex, PRESETS, Profile, Trace, preset};
+use crate::link::{NodeIndex, PRESETS, Profile, preset};
 
 /// Most nodes of a scenario.
 pub const MAX_NODES: usize = 2048;
 /// Most directed pairs with numbers of their own.
 const MAX_PAIRS: usize = 1 << 18;
-/// Longest trace file, bytes.
-const MAX_TRACE_BYTES: u64 = 8 << 20;
+/// Most bytes of `env`, `program` and `args` of a node.
+const MAX_TEXT_BYTES: usize = 64 << 10;
+/// Most bytes of these of all nodes, each of a count having its own.
+const MAX_TEXT_BYTES_IN_ALL: usize = 4 << 20;
 /// Names that mean something else where nodes are named.
 const RESERVED: [&str; 2] = ["any", "all"];
 
 /// All nodes, counts spelled out.
-pub(super) fn nodes(root: &Section<'_>, folder: &Path) -> Result<(Vec<Node>, Names), Wrong> {
+pub(super) fn nodes(root: &Section<'_>, traces: &Traces<'_>) -> Result<(Vec<Node>, Names), Wrong> {
     let mut nodes: Vec<Node> = vec![];
     let mut names = Names::default();
+    let mut text_bytes = 0;
     for section in root.sections("node")? {
         let name = section.required("name", section.text("name")?, "\"fast\"")?;
         if !is_name(name) {
@@ -40,7 +43,14 @@ pub(super) fn nodes(root: &Section<'_>, folder: &Path) -> Result<(Vec<Node>, Nam
             let fix = format!("keep to {MAX_NODES} nodes in all");
             return Err(section.wrong("count", "makes too many nodes", fix));
         }
-        let model = node(&section, name, folder)?;
+        let model = node(&section, name, traces)?;
+        text_bytes += own_text_bytes(&section, &model)? * each.len();
+        if text_bytes > MAX_TEXT_BYTES_IN_ALL {
+            let key = longest_text(&section);
+            let fix = "put what is long into a file that the program reads";
+            let problem = format!("makes more than {MAX_TEXT_BYTES_IN_ALL} bytes for all nodes");
+            return Err(section.wrong(key, problem, fix));
+        }
         let taken = |name: &str| {
             let problem = format!("{name:?} is the name of other nodes already");
             section.wrong("name", problem, "give each [[node]] a name of its own")
@@ -66,6 +76,28 @@ pub(super) fn nodes(root: &Section<'_>, folder: &Path) -> Result<(Vec<Node>, Nam
     Ok((nodes, names))
 }
 
+/// Bytes of the texts that each node has for itself.
+fn own_text_bytes(section: &Section<'_>, node: &Node) -> Result<usize, Wrong> {
+    let env = node.env.iter().map(|(key, value)| key.len() + value.len());
+    let (Program::Skein { args: words } | Program::Command(words)) = &node.program;
+    let bytes = env.chain(words.iter().map(String::len)).sum();
+    if bytes > MAX_TEXT_BYTES {
+        let key = longest_text(section);
+        let problem = format!("has {bytes} bytes with all texts of the node");
+        let fix = format!(
+            "keep to {MAX_TEXT_BYTES} bytes; put what is long into a file that the program reads"
+        );
+        return Err(section.wrong(key, problem, fix));
+    }
+    Ok(bytes)
+}
+
+/// The key to blame for too much text.
+fn longest_text(section: &Section<'_>) -> &'static str {
+    let there = section.those_of(&["env", "args", "program"]);
+    there.first().copied().unwrap_or("name")
+}
+
 fn is_name(name: &str) -> bool {
     name.len() <= 32
         && name.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -75,7 +107,7 @@ fn is_name(name: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
 }
 
-fn node(section: &Section<'_>, group: &str, folder: &Path) -> Result<Node, Wrong> {
+fn node(section: &Section<'_>, group: &str, traces: &Traces<'_>) -> Result<Node, Wrong> {
     let (mut up, mut down) = (Profile::default(), Profile::default());
     if let Some(name) = section.text("link")? {
         let Some(preset) = preset(name) else {
@@ -103,8 +135,8 @@ fn node(section: &Section<'_>, group: &str, folder: &Path) -> Result<Node, Wrong
         program: program(section)?,
         start,
         env: environment(section)?,
-        up: own_line(section, "up", up, folder)?,
-        down: own_line(section, "down", down, folder)?,
+        up: own_line(section, "up", up, traces)?,
+        down: own_line(section, "down", down, traces)?,
     })
 }
 
@@ -163,7 +195,7 @@ fn own_line(
     section: &Section<'_>,
     key: &'static str,
     base: Profile,
-    folder: &Path,
+    traces: &Traces<'_>,
 ) -> Result<Line, Wrong> {
     let Some(inner) = section.section(key)? else {
         return Ok(Line {
@@ -171,33 +203,16 @@ fn own_line(
             trace: None,
         });
     };
-    let line = line(&inner, base, folder)?;
+    let line = line(&inner, base, traces)?;
     inner.finish()?;
     Ok(line)
 }
 
 /// The numbers of a line, and its trace.
-fn line(section: &Section<'_>, base: Profile, folder: &Path) -> Result<Line, Wrong> {
+fn line(section: &Section<'_>, base: Profile, traces: &Traces<'_>) -> Result<Line, Wrong> {
     let profile = profile(section, base)?;
-    let Some(file) = section.text("trace")? else {
-        return Ok(Line {
-            profile,
-            trace: None,
-        });
-    };
-    let path = folder.join(file);
-    let text = super::bounded_text(&path, MAX_TRACE_BYTES).map_err(|error| {
-        let fix = "give the path of a CSV file, from this file's folder";
-        section.wrong("trace", error.to_string(), fix)
-    })?;
-    let trace = Trace::parse(&text).map_err(|fault| {
-        let fix = "write lines time,rate[,delay]: seconds, bits per second, seconds";
-        section.wrong("trace", format!("{file}: {fault}"), fix)
-    })?;
-    Ok(Line {
-        profile,
-        trace: Some(trace),
-    })
+    let trace = traces.named_in(section)?;
+    Ok(Line { profile, trace })
 }
 
 /// The numbers of a line; those that are not given are those of `base`.
@@ -207,7 +222,9 @@ pub(super) fn profile(section: &Section<'_>, base: Profile) -> Result<Profile, W
         delay: section.duration("delay")?.unwrap_or(base.delay),
         jitter: section.duration("jitter")?.unwrap_or(base.jitter),
         loss: section.number("loss", 0.0..=1.0)?.unwrap_or(base.loss),
-        burst: section.number("burst", 1.0..=10_000.0)?.or(base.burst),
+        burst: section
+            .number_or_none("burst", 1.0..=10_000.0)?
+            .unwrap_or(base.burst),
         reorder: section
             .number("reorder", 0.0..=1.0)?
             .unwrap_or(base.reorder),
@@ -219,11 +236,15 @@ pub(super) fn profile(section: &Section<'_>, base: Profile) -> Result<Profile, W
 }
 
 /// `[[link]]`: pairs with numbers of their own. A later one replaces an earlier one.
-pub(super) fn pairs(root: &Section<'_>, names: &Names, folder: &Path) -> Result<Vec<Pair>, Wrong> {
+pub(super) fn pairs(
+    root: &Section<'_>,
+    names: &Names,
+    traces: &Traces<'_>,
+) -> Result<Vec<Pair>, Wrong> {
     let mut pairs: BTreeMap<(NodeIndex, NodeIndex), Line> = BTreeMap::new();
     for section in root.sections("link")? {
         let directions = directions(&section, names)?;
-        let line = line(&section, Profile::default(), folder)?;
+        let line = line(&section, Profile::default(), traces)?;
         section.finish()?;
         pairs.extend(directions.into_iter().map(|ends| (ends, line.clone())));
         if pairs.len() > MAX_PAIRS {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::link::{NodeIndex, Profile, Trace};
@@ -80,7 +81,7 @@ pub struct Line {
     /// Its numbers at the start.
     pub profile: Profile,
     /// Its rate over time.
-    pub trace: Option<Trace>,
+    pub trace: Option<Arc<Trace>>,
 }
 
 /// One direction between two nodes.

@@ -190,6 +190,18 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// A number, or none for `"none"`.
+    pub(super) fn number_or_none(
+        &self,
+        key: &'static str,
+        range: RangeInclusive<f64>,
+    ) -> Result<Option<Option<f64>>, Wrong> {
+        match self.raw(key).map(|item| &item.value) {
+            Some(Value::Text(text)) if text == "none" => Ok(Some(None)),
+            _ => Ok(self.number(key, range)?.map(Some)),
+        }
+    }
+
     fn out_of_range(
         &self,
         key: &str,

@@ -9,12 +9,15 @@ use super::events::{Stage, events};
 use super::nodes::{nodes, pairs};
 use super::plan::{Problem, Program, Scenario, Sim};
 use super::section::Section;
+use super::traces::Traces;
 use super::tree::{self, Item, Place, Source, Table, Value, leaves, put};
 
 /// Longest scenario file, bytes.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Most variants, sweeps multiplied out.
 pub const MAX_VARIANTS: usize = 256;
+/// Longest name that a sweep makes, which is that of a folder.
+const MAX_NAME_BYTES: usize = 100;
 
 /// A file with its variants, each to be run `repeat` times.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,12 +74,13 @@ fn parse(
     }
     let variants = variants(&mut root).map_err(|wrong| wrong.located(sources, ""))?;
     let only_one = variants.len() == 1;
+    let traces = Traces::of(folder);
     let mut scenarios = vec![];
     for (name, values) in variants {
         let mut changed = root.clone();
         let scenario = (values.iter().chain(&set))
             .try_for_each(|(path, item)| put(&mut changed, path, item))
-            .and_then(|()| scenario(&changed, folder, &name, sources));
+            .and_then(|()| scenario(&changed, folder, &traces, &name, sources));
         // A fault in what all variants share needs no variant's name, but only a single one is sure to share it.
         let shown = if only_one { "" } else { &name };
         scenarios.push(scenario.map_err(|wrong| wrong.located(sources, shown))?);
@@ -94,7 +98,9 @@ fn parse(
 fn overriding(sources: &mut Vec<Source>, path: &str, value: &str) -> Item {
     let source = sources.len();
     let written = format!("{path}={value}");
-    let read = tree::parse(source, &format!("x = {value}"));
+    // Blanks for the path, so that places inside of the value are those in what was written.
+    let before = " ".repeat(path.len().saturating_sub(1));
+    let read = tree::parse(source, &format!("{before}x={value}"));
     let place = Place {
         source,
         span: 0..written.len(),
@@ -198,6 +204,7 @@ fn swept(
     }
     let mut all = vec![];
     for (name, settings) in variants {
+        let mut texts: Vec<String> = vec![];
         for (number, value) in values.iter().enumerate() {
             let text = match &value.value {
                 Value::Text(text) if is_variant(text) => text.clone(),
@@ -206,12 +213,26 @@ fn swept(
                 Value::Flag(flag) => flag.to_string(),
                 _ => format!("#{number}"),
             };
+            if texts.contains(&text) {
+                let key = format!("sweep.{path}");
+                let problem = format!("holds {text} twice");
+                let fix = "keep each value once; `repeat` makes more runs of each";
+                return Err(Wrong::new(&value.place, key, problem, fix));
+            }
             let comma = if name.is_empty() { "" } else { "," };
             let mut settings = settings.clone();
             settings.push((path.to_owned(), value.clone()));
-            // `*` is awkward in the name of a folder.
             let path = path.replace('*', "all");
-            all.push((format!("{name}{comma}{path}={text}"), settings));
+            let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            let path = path.replace(|c| !plain(c), "-");
+            let mut full = format!("{name}{comma}{path}={text}");
+            if full.len() > MAX_NAME_BYTES {
+                let number = format!("~{}", all.len());
+                full.truncate(MAX_NAME_BYTES - number.len());
+                full.push_str(&number);
+            }
+            texts.push(text);
+            all.push((full, settings));
         }
     }
     Ok(all)
@@ -230,6 +251,7 @@ fn is_variant(name: &str) -> bool {
 fn scenario(
     root: &Item,
     folder: &Path,
+    traces: &Traces<'_>,
     variant: &str,
     sources: &mut Vec<Source>,
 ) -> Result<Scenario, Wrong> {
@@ -241,8 +263,8 @@ fn scenario(
     }
     let about = section.text("about")?;
     let about = section.required("about", about, "\"what it shows, after which paper\"")?;
-    let (nodes, names) = nodes(&section, folder)?;
-    let pairs = pairs(&section, &names, folder)?;
+    let (nodes, names) = nodes(&section, traces)?;
+    let pairs = pairs(&section, &names, traces)?;
     let end = end(&section, &names)?;
     let stage = Stage {
         nodes: &nodes,
@@ -334,6 +356,13 @@ fn sim(root: &Section<'_>) -> Result<Sim, Wrong> {
     };
     sim.us_per_sample = cost("us_per_sample", sim.us_per_sample)?;
     sim.us_per_step = cost("us_per_step", sim.us_per_step)?;
+    // Below that a step takes no time on a fast node, and a run is steps without end.
+    if sim.us_per_sample + sim.us_per_step < 1.0 {
+        let key = section.those_of(&["us_per_sample", "us_per_step"]);
+        let key = key.first().copied().unwrap_or("us_per_sample");
+        let fix = "give us_per_sample or us_per_step 1 or more";
+        return Err(section.wrong(key, "makes steps that take no time", fix));
+    }
     sim.us_per_look = cost("us_per_look", sim.us_per_look)?;
     sim.us_per_packet = cost("us_per_packet", sim.us_per_packet)?;
     sim.us_per_applied = cost("us_per_applied", sim.us_per_applied)?;

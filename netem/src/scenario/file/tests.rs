@@ -399,6 +399,168 @@ fn a_deep_text_is_an_error_and_no_overflow() {
     assert!(read(SMALL, &[(&"job.".repeat(deep), "1")]).is_err());
 }
 
+/// Key and fix of the fault of [`SMALL`] with what is added to it.
+fn fault(more: &str) -> (String, String) {
+    let mut sources = vec![Source {
+        name: String::new(),
+        text: format!("{SMALL}{more}"),
+    }];
+    let error = parse(&mut sources, Path::new("."), &[]).err();
+    let fault = error.as_ref().and_then(ScenarioError::fault);
+    fault.map_or_else(Default::default, |fault| {
+        assert!(fault.line > 1, "{fault}");
+        (fault.key.clone(), fault.fix.clone())
+    })
+}
+
+#[test]
+fn what_would_never_end_or_never_happen_is_refused() {
+    let mut missed = vec![];
+    for (more, key, fix) in [
+        (
+            "[sim]\nus_per_sample = 0\nus_per_step = 0",
+            "sim.us_per_sample",
+            "1 or more",
+        ),
+        (
+            "[sim]\nus_per_sample = 1e-9",
+            "sim.us_per_sample",
+            "1 or more",
+        ),
+        (
+            "[[event]]\nevery = \"99ms\"\nheal = true",
+            "event.0.every",
+            "\"100ms\" or more",
+        ),
+        (
+            "[[event]]\nevery = \"5s\"\nfrom = \"20s\"\nuntil = \"10s\"\nheal = true",
+            "event.0.until",
+            "`from`",
+        ),
+        (
+            "[[event]]\nevery = \"5s\"\nuntil = \"4s\"\nheal = true",
+            "event.0.until",
+            "the period",
+        ),
+        (
+            "[[event]]\nevery = \"5s\"\nfrom = \"61s\"\nheal = true",
+            "event.0.from",
+            "end.after",
+        ),
+        (
+            "[[event]]\nat = \"61s\"\nheal = true",
+            "event.0.at",
+            "end.after",
+        ),
+    ] {
+        let found = fault(more);
+        if found.0 != key || !found.1.contains(fix) {
+            missed.push((more, found));
+        }
+    }
+    assert!(missed.is_empty(), "{missed:#?}");
+    for fine in [
+        "[sim]\nus_per_sample = 0\nus_per_step = 1",
+        "[[event]]\nat = \"60s\"\nheal = true",
+        "[[event]]\nevery = \"100ms\"\nfrom = \"60s\"\nheal = true",
+    ] {
+        assert_eq!(with(fine).map(|_| ()), Ok(()), "{fine}");
+    }
+}
+
+#[test]
+fn what_would_need_much_memory_is_refused() {
+    let nodes = "[[node]]\nname = \"many\"\ncount = 400\nprogram = \"true\"\n";
+    let pairs =
+        "[[event]]\nat = \"1s\"\nset_pair = { from = \"many\", to = \"many\", loss = 0.5 }\n";
+    let all = "[[event]]\nat = \"1s\"\nkill = \"many\"\n".repeat(11_000);
+    for (more, expected) in [
+        (format!("{nodes}{pairs}"), "event.0.set_pair.to"),
+        (format!("{nodes}{all}"), "event"),
+    ] {
+        let (key, fix) = fault(&more);
+        assert_eq!(key, expected);
+        assert!(fix.contains("groups spelled out"), "{fix}");
+    }
+    let env = |count: usize, bytes: usize| {
+        let text = "x".repeat(bytes);
+        format!(
+            "[[node]]\nname = \"e\"\ncount = {count}\nprogram = \"true\"\nenv = {{ A = \"{text}\" }}"
+        )
+    };
+    for more in [env(1, 65_537), env(100, 60_000)] {
+        let (key, fix) = fault(&more);
+        assert_eq!(key, "node.e.env");
+        assert!(fix.contains("into a file"), "{fix}");
+    }
+    assert_eq!(with(&env(60, 60_000)).map(|_| ()), Ok(()));
+}
+
+#[test]
+fn lines_and_variants_share_a_trace() -> Result<(), Box<dyn std::error::Error>> {
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("t.csv"), "0,1e6\n1,2e6\n")?;
+    let more = "[[link]]\nfrom = \"*\"\nto = \"*\"\ntrace = \"t.csv\"\n\
+                [variants.a]\n[variants.b.node.slow]\nup = { trace = \"./t.csv\" }";
+    let file = folder.path().join("x.toml");
+    std::fs::write(&file, format!("{SMALL}{more}"))?;
+    let campaign = load(&file, &[], None)?;
+    let lines = campaign.variants.iter().flat_map(|scenario| {
+        let own = scenario.nodes.iter().map(|node| &node.up);
+        own.chain(scenario.pairs.iter().map(|pair| &pair.line))
+    });
+    let traces: Vec<_> = lines.filter_map(|line| line.trace.as_ref()).collect();
+    assert_eq!(traces.len(), 13);
+    assert!(
+        traces
+            .iter()
+            .all(|trace| std::sync::Arc::ptr_eq(trace, traces[0]))
+    );
+    Ok(())
+}
+
+#[test]
+fn variants_have_names_of_their_own_that_are_names_of_folders() -> Result<(), String> {
+    for list in ["[0.5, 1, 0.5]", "[1, 1.0]"] {
+        let (key, fix) = fault(&format!("[sweep]\n\"node.fast.cpu\" = {list}"));
+        assert_eq!(key, "sweep.node.fast.cpu");
+        assert!(fix.contains("once"), "{fix}");
+    }
+    let long = "x".repeat(90);
+    let more = format!("[sweep]\n\"job.{long}\" = [0.1, 0.2]\n\"job.a/é b\" = [1, 2]");
+    let campaign = read(&format!("{SMALL}{more}"), &[])?;
+    let mut names: Vec<_> = campaign.variants.iter().map(|of| &of.variant).collect();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.=,~".contains(c);
+    assert!(
+        names
+            .iter()
+            .all(|name| name.len() <= 100 && name.chars().all(plain)),
+        "{names:?}"
+    );
+    names.dedup();
+    assert_eq!(names.len(), 4, "{names:?}");
+    let campaign = read(&format!("{SMALL}[sweep]\n\"job.a/b\" = [1]"), &[])?;
+    assert_eq!(campaign.variants[0].variant, "job.a-b=1");
+    Ok(())
+}
+
+#[test]
+fn a_line_that_loses_all_or_has_no_bursts_may_have_a_preset_with_bursts() -> Result<(), String> {
+    let node = |up: &str| format!("[[node]]\nname = \"w\"\nlink = \"wifi\"\nup = {{ {up} }}");
+    let burst = |up: &str| Ok::<_, String>(with(&node(up))?.nodes[3].up.profile.burst);
+    assert_eq!(burst("loss = 1.0")?, Some(3.0));
+    assert_eq!(burst("burst = \"none\"")?, None);
+    assert_eq!(fault(&node("burst = \"some\"")).0, "node.w.up.burst");
+    Ok(())
+}
+
+#[test]
+fn a_fault_inside_of_an_overrides_value_is_marked_there() {
+    let fault = read(SMALL, &[("node.slow.program", "[\"a\", 3]")]);
+    let expected = "--set line 1, column 25: node.slow.program: holds a number\n 1 | node.slow.program=[\"a\", 3]\n   |                         ^\nfix: write texts in double quotes";
+    assert_eq!(fault, Err(expected.to_owned()));
+}
+
 proptest! {
     #[test]
     fn any_text_is_a_campaign_or_an_error(text in "[ -~\n]{0,300}") {
