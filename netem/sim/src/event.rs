@@ -63,6 +63,6 @@ pub(super) fn traces(scenario: &Scenario) -> Vec<(Place, &Profile, &Trace)> {
     let pairs = pairs.map(|pair| (Place::Pair(pair.from, pair.to), &pair.line));
     lines
         .chain(pairs)
-        .filter_map(|(place, line)| Some((place, &line.profile, line.trace.as_ref()?)))
+        .filter_map(|(place, line)| Some((place, &line.profile, line.trace.as_deref()?)))
         .collect()
 }
