@@ -396,13 +396,7 @@ impl Agreement {
 }
 
 fn truncate(reason: &mut String) {
-    if reason.len() > MAX_REASON {
-        let cut = (0..=MAX_REASON)
-            .rev()
-            .find(|at| reason.is_char_boundary(*at))
-            .unwrap_or(0);
-        reason.truncate(cut);
-    }
+    reason.truncate(reason.floor_char_boundary(MAX_REASON));
 }
 
 /// Keeps the larger of two reports of one process.

@@ -3,7 +3,6 @@
 use nix::sys::signal::Signal;
 
 use super::campaign::Campaign;
-use super::schedule::targets;
 use super::{LabError, machine};
 use crate::link::NodeIndex;
 use crate::record::Progress;
@@ -13,7 +12,7 @@ impl Campaign<'_> {
     /// Does it, and notes that.
     pub(super) fn act(&mut self, action: &Action, progress: Progress<'_>) -> Result<(), LabError> {
         let now = self.now();
-        let mut nodes = targets(action).cloned().unwrap_or_default();
+        let mut nodes = action.nodes().map(<[_]>::to_vec).unwrap_or_default();
         nodes.retain(|rank| self.nodes[*rank].may(action));
         let mut detail = String::new();
         let what = match action {
@@ -89,7 +88,7 @@ impl Campaign<'_> {
             }
         };
         // It may find nobody to happen to.
-        if targets(action).is_some() && nodes.is_empty() {
+        if action.nodes().is_some() && nodes.is_empty() {
             return Ok(());
         }
         let names: Vec<&str> = nodes

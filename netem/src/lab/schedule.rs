@@ -11,15 +11,7 @@ const TARGETS: u64 = 4;
 
 /// Whether a line of a node's metrics is what a condition asks for.
 pub(super) fn meets(condition: &Condition, node: NodeIndex, line: &Metric) -> bool {
-    if line.event != condition.event || !condition.nodes.contains(&node) {
-        return false;
-    }
-    match &condition.field {
-        None => true,
-        Some((field, comparison, bound)) => line
-            .number(field)
-            .is_some_and(|value| comparison.holds(value, *bound)),
-    }
+    condition.holds(node, &line.event, &line.fields)
 }
 
 /// The events that are still to come.
@@ -112,7 +104,7 @@ impl Schedule {
 
 /// Leaves one of the nodes of an action, or none where it makes sense for none.
 fn draw_target(action: &mut Action, draw: u64, may: &impl Fn(&Action, NodeIndex) -> bool) {
-    let Some(mut nodes) = targets(action).cloned() else {
+    let Some(mut nodes) = action.nodes().map(<[_]>::to_vec) else {
         return;
     };
     nodes.retain(|node| may(action, *node));
@@ -130,21 +122,6 @@ fn draw_target(action: &mut Action, draw: u64, may: &impl Fn(&Action, NodeIndex)
         | Action::SetLine { nodes, .. }
         | Action::SetCpu { nodes, .. } => *nodes = drawn,
         Action::Partition(_) | Action::Heal | Action::SetPair { .. } => {}
-    }
-}
-
-/// The nodes that an action is about.
-pub(super) fn targets(action: &Action) -> Option<&Vec<NodeIndex>> {
-    match action {
-        Action::Kill(nodes)
-        | Action::Stop(nodes)
-        | Action::Continue(nodes)
-        | Action::Restart(nodes)
-        | Action::Leave(nodes)
-        | Action::Join(nodes)
-        | Action::SetLine { nodes, .. }
-        | Action::SetCpu { nodes, .. } => Some(nodes),
-        Action::Partition(_) | Action::Heal | Action::SetPair { .. } => None,
     }
 }
 

@@ -70,6 +70,10 @@ pub(super) fn measure(
             best.together = best.together.max(new.together);
         }
     }
+    judge(judged)
+}
+
+fn judge(judged: Vec<Speed>) -> Result<Vec<Speed>, LabError> {
     let figures: Vec<String> = judged
         .iter()
         .filter(|speed| speed.differs())
@@ -166,5 +170,31 @@ impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn speed(together: f64) -> Speed {
+        Speed {
+            node: "one".into(),
+            alone: 100.0,
+            together,
+        }
+    }
+
+    #[test]
+    fn a_machine_on_which_nodes_slow_each_other_down_is_refused_with_the_figures() {
+        assert!(judge(vec![speed(95.5), speed(104.5)]).is_ok());
+        for together in [94.0, 106.0, f64::NAN] {
+            let refused = judge(vec![speed(100.0), speed(together)]);
+            let said = refused.map_err(|error| error.to_string());
+            assert!(
+                said.is_err_and(|said| said.contains("one 100 alone")),
+                "{together}"
+            );
+        }
     }
 }

@@ -93,8 +93,8 @@ impl Wrong {
     pub(super) fn located(self, sources: &[Source], variant: &str) -> ScenarioError {
         let source = sources.get(self.place.source);
         let (from, text) = source.map_or(("", ""), |source| (&source.name, &source.text));
-        let start = floor_boundary(text, self.place.span.start);
-        let end = floor_boundary(text, self.place.span.end).max(start);
+        let start = text.floor_char_boundary(self.place.span.start);
+        let end = text.floor_char_boundary(self.place.span.end).max(start);
         let line_start = text[..start].rfind('\n').map_or(0, |newline| newline + 1);
         let line_end = text[start..]
             .find('\n')
@@ -138,15 +138,6 @@ impl fmt::Display for Fault {
         }
         write!(f, "fix: {}", self.fix)
     }
-}
-
-/// The largest character boundary at or below `index`.
-fn floor_boundary(text: &str, index: usize) -> usize {
-    let mut index = index.min(text.len());
-    while !text.is_char_boundary(index) {
-        index -= 1;
-    }
-    index
 }
 
 /// `line` fit for a terminal: a foreign file must not be able to move the cursor.

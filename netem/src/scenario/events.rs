@@ -84,16 +84,8 @@ fn too_many(section: &Section<'_>, key: &str) -> Wrong {
 /// How many nodes it names.
 fn names(action: &Action) -> usize {
     match action {
-        Action::Kill(nodes)
-        | Action::Stop(nodes)
-        | Action::Continue(nodes)
-        | Action::Restart(nodes)
-        | Action::Leave(nodes)
-        | Action::Join(nodes)
-        | Action::SetLine { nodes, .. }
-        | Action::SetCpu { nodes, .. } => nodes.len(),
         Action::Partition(sides) => sides.iter().map(Vec::len).sum(),
-        Action::Heal | Action::SetPair { .. } => 0,
+        other => other.nodes().map_or(0, <[_]>::len),
     }
 }
 

@@ -195,6 +195,23 @@ pub enum Action {
     },
 }
 
+impl Action {
+    /// The nodes that it is about; none where it is about the network.
+    pub fn nodes(&self) -> Option<&[NodeIndex]> {
+        match self {
+            Self::Kill(nodes)
+            | Self::Stop(nodes)
+            | Self::Continue(nodes)
+            | Self::Restart(nodes)
+            | Self::Leave(nodes)
+            | Self::Join(nodes)
+            | Self::SetLine { nodes, .. }
+            | Self::SetCpu { nodes, .. } => Some(nodes),
+            Self::Partition(_) | Self::Heal | Self::SetPair { .. } => None,
+        }
+    }
+}
+
 /// What ends a run; the first that holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct End {

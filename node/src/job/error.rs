@@ -62,8 +62,8 @@ impl Fault {
         problem: impl Into<String>,
         fix: impl Into<String>,
     ) -> JobError {
-        let start = floor_boundary(text, span.start);
-        let end = floor_boundary(text, span.end).max(start);
+        let start = text.floor_char_boundary(span.start);
+        let end = text.floor_char_boundary(span.end).max(start);
         let line_start = text[..start].rfind('\n').map_or(0, |newline| newline + 1);
         let line_end = text[start..]
             .find('\n')
@@ -106,15 +106,6 @@ impl fmt::Display for Fault {
         }
         write!(f, "fix: {}", self.fix)
     }
-}
-
-/// The largest character boundary at or below `index`.
-fn floor_boundary(text: &str, index: usize) -> usize {
-    let mut index = index.min(text.len());
-    while !text.is_char_boundary(index) {
-        index -= 1;
-    }
-    index
 }
 
 /// `line` fit for a terminal: a foreign job file must not be able to move the cursor.
