@@ -39,11 +39,30 @@ pub struct Member {
     pub since: u64,
     /// Which shard of the data it trains on: the lowest that was free.
     pub slot: u32,
-    /// Samples it trains on per step.
+    /// Samples it trains on per step, from `batch_from` on where exchange is synchronous.
     pub batch: u32,
+    /// Samples per step until then.
+    pub batch_before: u32,
+    /// First step with the new batch.
+    pub batch_from: u64,
+    /// Number of the view that set it.
+    pub batch_since: u64,
     /// First step whose packet the others wait for, in synchronous exchange.
     pub from_step: u64,
 }
+
+impl Member {
+    /// Samples of its step `step`.
+    pub fn batch_at(&self, step: u64) -> u32 {
+        match step >= self.batch_from {
+            true => self.batch,
+            false => self.batch_before,
+        }
+    }
+}
+
+/// Most samples per step of one member.
+pub const MAX_BATCH: u32 = 65_536;
 
 /// What a peer holds of the job's state before it is admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,6 +150,10 @@ pub struct Change {
     pub gone: Vec<Retired>,
     /// Members that are admitted, those admitted anew included.
     pub admitted: Vec<Member>,
+    /// Members whose samples per step change, and to what.
+    pub batches: Vec<(PeerId, u32)>,
+    /// From which step on.
+    pub batches_from: u64,
 }
 
 /// Why a view from the network was refused.
@@ -186,11 +209,12 @@ impl View {
         if !self.contains(self.stamp.steward) {
             return inconsistent("its steward is no member");
         }
-        if self
-            .members
-            .iter()
-            .any(|member| member.since > number || member.batch == 0)
-        {
+        let is_batch = |batch: u32| (1..=MAX_BATCH).contains(&batch);
+        let is_wrong = |member: &Member| {
+            member.since.max(member.batch_since) > number
+                || !(is_batch(member.batch) && is_batch(member.batch_before))
+        };
+        if self.members.iter().any(is_wrong) {
             return inconsistent("a member's admission or batch");
         }
         if self
@@ -292,13 +316,16 @@ impl View {
             stamp: Stamp { number, steward },
             gone: retired.collect(),
             admitted: admit(&kept, joiners, number, from_step),
+            batches: Vec::new(),
+            batches_from: from_step,
         }
     }
 
     /// The view that `change` makes of this one; `None` if it is a change of another view or longer than any. The result
     /// is to be validated like any view from the network.
     pub fn changed_by(&self, change: &Change) -> Option<View> {
-        let fits = change.gone.len() <= MAX_MEMBERS && change.admitted.len() <= MAX_MEMBERS;
+        let lengths = [change.gone.len(), change.admitted.len(), change.batches.len()];
+        let fits = lengths.iter().all(|length| *length <= MAX_MEMBERS);
         (change.before == self.stamp && fits).then(|| self.after(change))
     }
 
@@ -316,6 +343,18 @@ impl View {
         let mut members: Vec<Member> = self.members.iter().filter(stays).copied().collect();
         members.extend(&change.admitted);
         members.sort_by_key(|member| member.peer);
+        for (peer, batch) in &change.batches {
+            let Ok(at) = members.binary_search_by_key(peer, |member| member.peer) else {
+                continue;
+            };
+            let member = &mut members[at];
+            // One that is admitted now has made no step with another.
+            let is_new = member.since == change.stamp.number;
+            member.batch_before = if is_new { *batch } else { member.batch };
+            member.batch = *batch;
+            member.batch_from = change.batches_from;
+            member.batch_since = change.stamp.number;
+        }
         View {
             stamp: change.stamp,
             members,
@@ -370,7 +409,10 @@ fn admit(kept: &[Member], joiners: &[Joiner], since: u64, from_step: u64) -> Vec
         instance: joiner.instance,
         since,
         slot,
-        batch: joiner.batch.max(1),
+        batch: joiner.batch.clamp(1, MAX_BATCH),
+        batch_before: joiner.batch.clamp(1, MAX_BATCH),
+        batch_from: from_step,
+        batch_since: since,
         from_step,
     });
     members.collect()

@@ -1,13 +1,19 @@
 //! Data-parallel exchange of gradients between peers that each hold the whole model (DLion, Hong and Chandra, HPDC 2021,
-//! section 3; the selection itself is in [`gradient`](crate::gradient)).
+//! section 3; commits of summed updates, ADSP, Hu, Wang and Wu, AAAI 2020; the selection itself is in
+//! [`gradient`](crate::gradient)).
 //!
-//! In: the own gradient of each step, update packets, views, returned credits. Out: packets to send, and the sum of what
-//! the others sent, weighted by samples: `w -= lr * sum_j (samples_j / global batch) * gradient_j`, the unbiased form.
+//! In: what a peer has summed up since its last commit, update packets, views, acknowledgements. Out: packets to send, and the sum of
+//! what the others sent, weighted by samples: `w -= lr * sum_j (samples_j / global batch) * gradient_j`, the unbiased form.
+//! With `full`, what travels are changes of parameters, and each counts by the number of members.
 //!
-//! Two rules, one file each: `asynchronous` (nobody waits; one residual per link) and `synchronous` (step t waits for
+//! Two rules, one file each: `asynchronous` (nobody waits; residuals per group of links of like rate) and `synchronous` (step t waits for
 //! the packets of step t of all members and sums in ascending peer order; one residual for all links, so that all replicas stay
-//! equal to the bit whatever fraction is sent).
+//! equal to the bit whatever fraction is sent). `choice` says what goes into a packet, `bound` how far a peer may run ahead.
 
+mod choice;
+mod bound;
+mod residual;
+mod norms;
 mod asynchronous;
 mod synchronous;
 
@@ -15,14 +21,20 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use asynchronous::Asynchronous;
+use bound::Bound;
+use choice::Chooser;
+use norms::Norms;
 use synchronous::Synchronous;
+
+pub use choice::{Amount, ValueChoice};
 
 use crate::gradient::layout::Layout;
 use crate::gradient::pack::{PackError, Packer};
 use crate::gradient::unpack::Unpacker;
-use crate::gradient::values::Values;
 use crate::ids::{JobId, PeerId};
+use crate::link::Meter;
 use crate::message::UpdateHeader;
+use crate::overlay::Overlay;
 use crate::time::Tick;
 use crate::view::View;
 use crate::wire::codec;
@@ -31,39 +43,51 @@ use crate::wire::zstd::ZstdError;
 /// Packets in flight per link before the sender keeps its gradient in the residual: one on the way, one being applied.
 pub const CREDIT: usize = 2;
 
-/// Whether a step waits for the others.
+/// Who waits for whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Never.
-    Asynchronous,
-    /// For the packets of the same step of all members.
-    Synchronous,
+pub enum Waiting {
+    /// Nobody.
+    Never,
+    /// Each step for the packets of the same step of all members.
+    All,
+    /// A peer that is so many steps ahead of the slowest but `backup` (SSP, Hop, Gaia's mirror clock).
+    Bounded {
+        /// Steps ahead.
+        staleness: u64,
+        /// Slowest members that are not waited for.
+        backup: usize,
+    },
 }
 
 /// How gradients are exchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Waiting or not.
-    pub mode: Mode,
-    /// Share of each variable's entries in a packet, above 0 and at most 1.
-    pub fraction: f32,
+    /// Who waits for whom.
+    pub waiting: Waiting,
+    /// Which entries are sent, and how many.
+    pub amount: Amount,
     /// How values are coded.
-    pub values: Values,
+    pub values: ValueChoice,
+    /// What is exchanged are changes of parameters that their sender has applied in full, not gradients.
+    pub full: bool,
     /// zstd level.
     pub level: i32,
 }
 
-/// A gradient of one's own, handed to the exchange.
+/// What a peer hands over at a commit.
 #[derive(Clone, Copy, Debug)]
 pub struct Gradient<'a> {
     /// The step it belongs to; the last one where several are summed.
     pub step: u64,
-    /// Steps in it: 1, or more where asynchronous steps were summed before they were handed over.
+    /// Steps in it.
     pub n_steps: u32,
     /// Samples behind it.
     pub samples: u64,
-    /// Asynchronous: the sum over those samples. Synchronous: their mean.
+    /// `full`: the parameters before less those after. Otherwise asynchronous: the sum over those samples of gradients;
+    /// synchronous: their mean.
     pub values: &'a [f32],
+    /// For [`Amount::Significant`]: the parameters in the unit of `values`. May be empty otherwise.
+    pub weights: &'a [f32],
 }
 
 /// What the driver must do.
@@ -84,6 +108,8 @@ pub enum Output {
         to: PeerId,
         /// The packet's number on its link.
         seq: u64,
+        /// When it arrived, in microseconds of this peer's clock.
+        arrived_us: u64,
     },
     /// A packet was refused; nothing of it was applied.
     Refused {
@@ -97,10 +123,15 @@ pub enum Output {
         /// The step.
         step: u64,
     },
+    /// Bounded: this peer may make steps up to this one, not included.
+    Limit {
+        /// The first step that has to wait.
+        step: u64,
+    },
 }
 
-/// Counters of one link, both directions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Counters and estimates of one link.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkStats {
     /// Packets sent.
     pub packets_out: u64,
@@ -108,7 +139,7 @@ pub struct LinkStats {
     pub bytes_out: u64,
     /// Bytes of the gradients behind them as dense f32.
     pub dense_bytes_out: u64,
-    /// Times that a packet was due and the link had no credit.
+    /// Times that a packet was due and the link could not take it.
     pub held_back: u64,
     /// Packets applied.
     pub packets_in: u64,
@@ -116,6 +147,22 @@ pub struct LinkStats {
     pub bytes_in: u64,
     /// Packets refused.
     pub refused: u64,
+    /// What the link carries, bytes per second; none before it is known.
+    pub rate: Option<f64>,
+    /// Smoothed round trip, microseconds, the time to apply included.
+    pub round_trip_us: Option<u64>,
+    /// How long the last packets stood in a queue, microseconds.
+    pub queueing_us: u64,
+    /// Share of the entries in the last packet; for Max N the paper's N / 100.
+    pub share: f32,
+    /// Bits per value in the last packet, indices left out.
+    pub bits: u8,
+    /// Bytes of the last packet over the steps in it.
+    pub bytes_per_step: f64,
+    /// Steps of this peer that the other has not been told of.
+    pub steps_untold: u32,
+    /// The last step of the other that this peer heard of.
+    pub step_heard: u64,
 }
 
 /// One peer's exchange for one job.
@@ -140,7 +187,17 @@ struct Shared {
     n_values: usize,
     packer: Packer,
     unpacker: Unpacker,
+    chooser: Chooser,
+    meters: BTreeMap<PeerId, Meter>,
+    bound: Bound,
+    norms: Norms,
+    /// Where packets are made, to allocate none.
+    packed: Vec<u8>,
     view: Option<Arc<View>>,
+    /// Whom updates go to.
+    targets: Vec<PeerId>,
+    /// What is heard from one is passed on to the others.
+    relays: bool,
     /// Samples behind one step of all members.
     global_batch: u64,
     outputs: VecDeque<Output>,
@@ -158,14 +215,21 @@ impl Exchange {
             n_values: layout.n_values(),
             packer: Packer::with_level(layout, config.level)?,
             unpacker: Unpacker::new(layout)?,
+            chooser: Chooser::new(config.amount, config.values),
+            meters: BTreeMap::new(),
+            bound: Bound::default(),
+            norms: Norms::default(),
+            packed: Vec::new(),
             view: None,
+            targets: Vec::new(),
+            relays: false,
             global_batch: 1,
             outputs: VecDeque::new(),
             stats: BTreeMap::new(),
         };
-        let rule = match config.mode {
-            Mode::Asynchronous => Rule::Asynchronous(Asynchronous::default()),
-            Mode::Synchronous => Rule::Synchronous(Synchronous::default()),
+        let rule = match config.waiting {
+            Waiting::All => Rule::Synchronous(Synchronous::default()),
+            Waiting::Never | Waiting::Bounded { .. } => Rule::Asynchronous(Asynchronous::default()),
         };
         Ok(Self { shared, rule })
     }
@@ -175,16 +239,18 @@ impl Exchange {
     pub fn set_view(&mut self, now: Tick, view: Option<Arc<View>>, agreed: bool) {
         self.shared.global_batch = view.as_ref().map_or(1, |view| view.global_batch().max(1));
         self.shared.view = view;
+        self.shared.set_targets(matches!(self.rule, Rule::Synchronous(_)));
         match &mut self.rule {
-            Rule::Asynchronous(rule) => rule.set_view(&self.shared),
+            Rule::Asynchronous(rule) => rule.set_view(&mut self.shared),
             Rule::Synchronous(rule) => rule.set_view(&mut self.shared, now, agreed),
         }
     }
 
     /// The replica is at `step` now (start, or a state was loaded): earlier packets are of no use.
     pub fn start_at(&mut self, now: Tick, step: u64) {
-        if let Rule::Synchronous(rule) = &mut self.rule {
-            rule.start_at(&mut self.shared, now, step);
+        match &mut self.rule {
+            Rule::Asynchronous(rule) => rule.start_at(&mut self.shared, step),
+            Rule::Synchronous(rule) => rule.start_at(&mut self.shared, now, step),
         }
     }
 
@@ -199,25 +265,22 @@ impl Exchange {
         }
     }
 
-    /// Takes a packet that arrived.
-    pub fn packet(&mut self, now: Tick, from: PeerId, bytes: &[u8]) {
+    /// Takes a packet that arrived at `arrived`, which may be some time ago.
+    pub fn packet(&mut self, now: Tick, arrived: Tick, from: PeerId, bytes: &[u8]) {
         let stats = self.shared.stats.entry(from).or_default();
         stats.bytes_in += bytes.len() as u64;
         let (header, packed) = match split(bytes) {
             Ok(parts) => parts,
             Err(reason) => return self.shared.refuse(from, reason),
         };
-        let admitted = self
-            .shared
-            .view
-            .as_ref()
-            .is_some_and(|view| view.admits(from, header.view));
-        if !admitted {
+        self.shared.outputs.push_back(Output::Applied {
+            to: from,
+            seq: header.seq,
+            arrived_us: arrived.0,
+        });
+        let view = self.shared.view.as_ref();
+        if !view.is_some_and(|view| view.admits(from, header.view)) {
             // Fenced, not hostile: the sender has not heard of the latest view, or this peer has not.
-            self.shared.outputs.push_back(Output::Applied {
-                to: from,
-                seq: header.seq,
-            });
             return;
         }
         match &mut self.rule {
@@ -226,33 +289,41 @@ impl Exchange {
         }
     }
 
-    /// The peer applied packet `seq`.
-    pub fn applied(&mut self, from: PeerId, seq: u64) {
+    /// The peer applied packet `seq`, which arrived there at `arrived_us` of its clock.
+    pub fn applied(&mut self, now: Tick, from: PeerId, seq: u64, arrived_us: u64) {
+        if let Some(meter) = self.shared.meters.get_mut(&from) {
+            meter.acknowledged(now, seq, arrived_us);
+        }
         if let Rule::Asynchronous(rule) = &mut self.rule {
-            rule.applied(from, seq);
+            rule.applied(&mut self.shared, from, seq);
         }
     }
 
     /// The connection to `peer` was lost and made anew: what was in flight may not have arrived.
-    pub fn reconnected(&mut self, peer: PeerId) {
+    pub fn reconnected(&mut self, now: Tick, peer: PeerId) {
+        if let Some(meter) = self.shared.meters.get_mut(&peer) {
+            meter.reset(now);
+        }
         match &mut self.rule {
             Rule::Asynchronous(rule) => rule.reconnected(peer),
-            Rule::Synchronous(rule) => rule.resend(&mut self.shared, peer),
+            Rule::Synchronous(rule) => rule.resend(&mut self.shared, now, peer),
         }
     }
 
-    /// The packet could not be handed to the lane: its gradient goes back into the residual.
-    pub fn returned(&mut self, to: PeerId, seq: u64, packet: &[u8]) {
+    /// The packet could not be handed to the lane. It is offered again when there is room.
+    pub fn returned(&mut self, to: PeerId, seq: u64, packet: Vec<u8>) {
         if let Rule::Asynchronous(rule) = &mut self.rule {
-            rule.returned(&mut self.shared, to, seq, packet);
+            rule.returned(to, seq, packet);
         }
     }
 
-    /// Time passed: a synchronous step that waits for long repeats what may have been lost.
+    /// Time passed: what waits is offered again, and what may have been lost is repeated.
     pub fn tick(&mut self, now: Tick) {
-        if let Rule::Synchronous(rule) = &mut self.rule {
-            rule.tick(&mut self.shared, now);
+        match &mut self.rule {
+            Rule::Asynchronous(rule) => rule.tick(&mut self.shared),
+            Rule::Synchronous(rule) => rule.tick(&mut self.shared, now),
         }
+        self.shared.estimate_links(now);
     }
 
     /// Moves what the others sent (asynchronous), or the sum of all for the step that is ready (synchronous), into `into`,
@@ -269,9 +340,17 @@ impl Exchange {
         self.shared.outputs.pop_front()
     }
 
-    /// Counters per peer.
+    /// Counters and estimates per peer.
     pub fn stats(&self) -> &BTreeMap<PeerId, LinkStats> {
         &self.shared.stats
+    }
+
+    /// Arenas that hold what links have not been told.
+    pub fn n_residuals(&self) -> usize {
+        match &self.rule {
+            Rule::Asynchronous(rule) => rule.n_residuals(),
+            Rule::Synchronous(_) => 1,
+        }
     }
 }
 
@@ -290,6 +369,75 @@ impl Shared {
 
     fn is_other(&self, peer: PeerId) -> bool {
         peer != self.me && self.view.as_ref().is_some_and(|view| view.contains(peer))
+    }
+
+    /// Among few members all send to all; of many, each sends along a tree and passes on what it hears.
+    fn set_targets(&mut self, directly: bool) {
+        let members = self.view.iter().flat_map(|view| &view.members);
+        let members: Vec<PeerId> = members.map(|member| member.peer).collect();
+        if directly || !members.contains(&self.me) {
+            self.targets = self.others().collect();
+            self.relays = false;
+        } else {
+            let seed = u64::from_le_bytes(self.job.0[..8].try_into().unwrap_or_default());
+            let overlay = Overlay::of(&members, self.me, seed);
+            self.relays = overlay.relays();
+            self.targets = overlay.tree;
+        }
+        self.meters.retain(|peer, _| members.contains(peer));
+    }
+
+    /// What one unit of a received packet counts.
+    fn weight(&self) -> f32 {
+        let members = self.view.as_ref().map_or(1, |view| view.members.len());
+        match self.config.full {
+            true => 1.0 / members as f32,
+            false => 1.0 / self.global_batch as f32,
+        }
+    }
+
+    /// Bytes of a packet with all that is ever sent, roughly.
+    fn most_bytes(&self) -> usize {
+        let n = self.n_values as f32;
+        match self.config.amount {
+            Amount::TopK { most, .. } => (most * n * 3.0) as usize,
+            Amount::RandomK { fraction } => (fraction * n * 3.0) as usize,
+            Amount::MaxN { .. } | Amount::Dense | Amount::Significant { .. } | Amount::Parts => {
+                self.n_values * 2
+            }
+        }
+    }
+
+    fn tell_limit(&mut self) {
+        if let Some(step) = self.bound.news(self.config.waiting) {
+            self.outputs.push_back(Output::Limit { step });
+        }
+    }
+
+    fn count_sent(&mut self, to: PeerId, bytes: usize, steps: u32, choice: &choice::Choice) {
+        let stats = self.stats.entry(to).or_default();
+        stats.packets_out += 1;
+        stats.bytes_out += bytes as u64;
+        stats.dense_bytes_out += u64::from(steps) * 4 * self.n_values as u64;
+        stats.share = choice.share;
+        stats.bits = choice.bits();
+        stats.bytes_per_step = bytes as f64 / f64::from(steps.max(1));
+    }
+
+    fn estimate_links(&mut self, now: Tick) {
+        for (peer, meter) in &self.meters {
+            let estimate = meter.estimate(now);
+            let stats = self.stats.entry(*peer).or_default();
+            stats.rate = estimate.rate;
+            stats.round_trip_us = estimate.round_trip.map(|time| time.as_micros() as u64);
+            stats.queueing_us = estimate.queueing.as_micros() as u64;
+        }
+    }
+
+    /// Whether a packet may be what an honest peer sends: its norm per sample is not far beyond all that was seen of late.
+    fn judge(&mut self, from: PeerId, header: &UpdateHeader, packed: &[u8]) -> Result<(), String> {
+        let norm = self.unpacker.norm(packed).map_err(|error| error.to_string())?;
+        self.norms.judge(from, norm / header.samples.max(1) as f32)
     }
 
     fn header(&self, seq: u64, step: u64, samples: u64) -> UpdateHeader {

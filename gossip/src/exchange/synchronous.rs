@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use super::choice::Choice;
 use super::{Gradient, Output, Shared, join};
 use crate::gradient::pack::PackError;
 use crate::ids::PeerId;
@@ -36,6 +37,11 @@ pub(super) struct Synchronous {
     /// Steps whose own packet was sent to everybody.
     sent_below: u64,
     last_change: Tick,
+    /// Packets made, and what is in the latest.
+    turn: u64,
+    choice: Choice,
+    /// Own steps in the latest packet.
+    n_steps: u32,
 }
 
 impl Synchronous {
@@ -50,7 +56,7 @@ impl Synchronous {
                 self.agreed = 0;
             }
         }
-        self.send_own(shared);
+        self.send_own(shared, now);
         self.combine(shared, now);
     }
 
@@ -79,13 +85,10 @@ impl Synchronous {
             *kept += value;
         }
         let mut packed = Vec::new();
-        let config = shared.config;
-        if let Err(error) = shared.packer.pack(
-            &mut self.residual,
-            config.fraction,
-            config.values,
-            &mut packed,
-        ) {
+        self.choice = shared.chooser.most(self.turn, step);
+        self.turn += 1;
+        let order = self.choice.order(gradient.weights);
+        if let Err(error) = shared.packer.pack(&mut self.residual, order, &mut packed) {
             self.residual.fill(0.0);
             return Err(error);
         }
@@ -95,8 +98,9 @@ impl Synchronous {
             self.own.pop_front();
         }
         self.step = step;
+        self.n_steps = gradient.n_steps;
         self.last_change = now;
-        self.send_own(shared);
+        self.send_own(shared, now);
         self.combine(shared, now);
         Ok(())
     }
@@ -124,11 +128,13 @@ impl Synchronous {
     }
 
     /// Sends the own packets that the peer may lack.
-    pub(super) fn resend(&mut self, shared: &mut Shared, to: PeerId) {
+    pub(super) fn resend(&mut self, shared: &mut Shared, now: Tick, to: PeerId) {
         if !shared.is_other(to) {
             return;
         }
         for (step, packet) in self.own.iter().filter(|(step, _)| *step < self.sent_below) {
+            let meter = shared.meters.entry(to).or_default();
+            meter.sent(now, *step, packet.len());
             shared.outputs.push_back(Output::Send {
                 to,
                 seq: *step,
@@ -148,7 +154,7 @@ impl Synchronous {
             .filter(|peer| !self.has(*peer))
             .collect();
         for peer in lacking {
-            self.resend(shared, peer);
+            self.resend(shared, now, peer);
         }
     }
 
@@ -167,16 +173,17 @@ impl Synchronous {
             .is_some_and(|held| held.iter().any(|(step, _)| *step == self.step))
     }
 
-    /// Sends the own packet of the current step, unless a member is admitted at this step and not everybody knows it yet:
-    /// without it nobody can pass the step, so all pass it together with the newcomer.
-    fn send_own(&mut self, shared: &mut Shared) {
+    /// Sends the own packet of the current step, unless a member is admitted at this step, or batches change, and not everybody
+    /// knows it yet: without it nobody can pass the step, so all pass it together with the newcomer.
+    fn send_own(&mut self, shared: &mut Shared, now: Tick) {
         let Some(view) = &shared.view else { return };
-        let admits_now =
-            |member: &Member| member.since > self.agreed && self.step >= member.from_step;
-        if view.members.iter().any(admits_now) {
+        let changes_now = |member: &Member| {
+            (member.since > self.agreed && self.step >= member.from_step)
+                || (member.batch_since > self.agreed && self.step >= member.batch_from)
+        };
+        if view.members.iter().any(changes_now) {
             return;
         }
-        let others: Vec<PeerId> = shared.others().collect();
         let due: Vec<&(u64, Vec<u8>)> = self
             .own
             .iter()
@@ -184,13 +191,12 @@ impl Synchronous {
             .collect();
         for (step, packet) in due {
             self.sent_below = step + 1;
-            for to in &others {
-                let stats = shared.stats.entry(*to).or_default();
-                stats.packets_out += 1;
-                stats.bytes_out += packet.len() as u64;
-                stats.dense_bytes_out += 4 * shared.n_values as u64;
+            for to in shared.targets.clone() {
+                shared.count_sent(to, packet.len(), self.n_steps, &self.choice);
+                let meter = shared.meters.entry(to).or_default();
+                meter.sent(now, *step, packet.len());
                 shared.outputs.push_back(Output::Send {
-                    to: *to,
+                    to,
                     seq: *step,
                     packet: packet.clone(),
                 });
@@ -218,11 +224,12 @@ impl Synchronous {
                 .copied(),
         );
         members.sort_by_key(|member| member.peer);
-        let global: u64 = members.iter().map(|member| u64::from(member.batch)).sum();
+        let batches = members.iter().map(|member| member.batch_at(step));
+        let global: u64 = batches.map(u64::from).sum();
         self.sum.resize(shared.n_values, 0.0);
         self.sum.fill(0.0);
         for member in &members {
-            let weight = member.batch as f32 / global.max(1) as f32;
+            let weight = member.batch_at(step) as f32 / global.max(1) as f32;
             let packed = if member.peer == shared.me {
                 super::split(own)
                     .map(|(_, packed)| packed)
@@ -235,7 +242,11 @@ impl Synchronous {
                 held.map_or(&[][..], |(_, packed)| packed)
             };
             match shared.unpacker.check_and_add(packed, weight, &mut self.sum) {
-                Ok(_) => shared.stats.entry(member.peer).or_default().packets_in += 1,
+                Ok(_) => {
+                    let stats = shared.stats.entry(member.peer).or_default();
+                    stats.packets_in += 1;
+                    stats.step_heard = step;
+                }
                 Err(error) => shared.refuse(member.peer, error.to_string()),
             }
         }

@@ -6,6 +6,7 @@ use skein_model::config::ConfigError;
 use super::document::Document;
 use super::error::JobError;
 use super::file::JobFile;
+use super::strategy::{Commit, Local, Waiting};
 
 /// Longest label.
 const MAX_NAME_CHARS: usize = 64;
@@ -62,24 +63,7 @@ pub(super) fn job(job: &JobFile, document: &Document<'_>) -> Result<(), JobError
             "write how many peers must be ready, 1 to 1024",
         );
     }
-    if !(job.exchange.fraction > 0.0 && job.exchange.fraction <= 1.0) {
-        let fix = "write a share above 0 and at most 1: 0.01 sends the largest 1 %, 1.0 sends all";
-        return refuse("exchange.fraction", &job.exchange.fraction, fix);
-    }
-    if !(1..=1000).contains(&job.exchange.every) {
-        return refuse(
-            "exchange.every",
-            &job.exchange.every,
-            "write how many steps go into one packet, 1 to 1000",
-        );
-    }
-    if !(1..=19).contains(&job.exchange.level) {
-        return refuse(
-            "exchange.level",
-            &job.exchange.level,
-            "write a zstd level, 1 (fast) to 19",
-        );
-    }
+    strategy(job, document)?;
     if job.evaluate.every == 0 {
         return refuse(
             "evaluate.every",
@@ -93,6 +77,108 @@ pub(super) fn job(job: &JobFile, document: &Document<'_>) -> Result<(), JobError
             &0,
             "write the validation rows per evaluation, such as 2000",
         );
+    }
+    Ok(())
+}
+
+/// `[strategy]`: every number in its range.
+fn strategy(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
+    let strategy = &job.strategy;
+    let exchange = &strategy.exchange;
+    let share = |value: f64| value > 0.0 && value <= 1.0;
+    let (staleness, backup) = match exchange.waiting {
+        Waiting::Bounded { staleness, backup } => (staleness, backup),
+        _ => (0, 0),
+    };
+    let steps = match exchange.commit {
+        Commit::Steps(steps) | Commit::Adacomm(steps) => steps,
+        _ => 1,
+    };
+    let outer = exchange.outer.map_or((1.0, 0.0), |outer| (outer.lr, outer.momentum));
+    let knowledge = &strategy.knowledge;
+    let rules: [(bool, &str, &dyn std::fmt::Display, &str); 12] = [
+        (
+            share(exchange.most),
+            "strategy.exchange.most",
+            &exchange.most,
+            "write a share above 0 and at most 1: 0.01 sends the largest 1 %, 1.0 sends all",
+        ),
+        (
+            share(exchange.least) && exchange.least <= exchange.most,
+            "strategy.exchange.least",
+            &exchange.least,
+            "write a share above 0 and at most that of `most`, such as 0.001",
+        ),
+        (
+            share(exchange.threshold),
+            "strategy.exchange.threshold",
+            &exchange.threshold,
+            "write a share above 0 and at most 1, such as 0.01",
+        ),
+        (
+            (1..=19).contains(&exchange.level),
+            "strategy.exchange.level",
+            &exchange.level,
+            "write a zstd level, 1 (fast) to 19",
+        ),
+        (
+            (1..=1000).contains(&steps),
+            "strategy.exchange.commit",
+            &steps,
+            "write how many steps go into one commit, { steps = 1 } to { steps = 1000 }, or \"auto\"",
+        ),
+        (
+            staleness <= 100_000 && backup <= 1024,
+            "strategy.exchange.waiting",
+            &staleness,
+            "write { bounded = { staleness = 5, backup = 1 } }: at most 100000 steps and 1024 peers",
+        ),
+        (
+            outer.0 > 0.0 && outer.0 <= 10.0,
+            "strategy.exchange.outer.lr",
+            &outer.0,
+            "write a number above 0 and at most 10, such as 0.7",
+        ),
+        (
+            (0.0..1.0).contains(&outer.1),
+            "strategy.exchange.outer.momentum",
+            &outer.1,
+            "write a number from 0 to below 1, such as 0.9",
+        ),
+        (
+            (1..=1 << 30).contains(&strategy.batching.global.unwrap_or(1)),
+            "strategy.batching.global",
+            &strategy.batching.global.unwrap_or(1),
+            "write the samples of all peers per step, 1 to 1073741824",
+        ),
+        (
+            share(knowledge.weight),
+            "strategy.knowledge.weight",
+            &knowledge.weight,
+            "write a share above 0 and at most 1, such as 0.75",
+        ),
+        (
+            knowledge.every == 0.0 || (1.0..=86_400.0).contains(&knowledge.every),
+            "strategy.knowledge.every",
+            &knowledge.every,
+            "write seconds, 1 to 86400, or 0 for never",
+        ),
+        (
+            exchange.outer.is_none() || (exchange.is_synchronous() && exchange.local == Local::Full),
+            "strategy.exchange.outer",
+            &"given",
+            "add waiting = \"all\" and local = \"full\", or leave it out: nobody else makes an outer step",
+        ),
+    ];
+    for (holds, path, value, fix) in rules {
+        if !holds {
+            return Err(document.fault(path, format!("is {value}"), fix));
+        }
+    }
+    let needs_round = matches!(exchange.commit, Commit::Adacomm(_)) && !exchange.is_synchronous();
+    if needs_round || (exchange.commit == Commit::Search && exchange.waiting != Waiting::Never) {
+        let fix = "search goes with waiting = \"never\", adacomm with waiting = \"all\"";
+        return Err(document.fault("strategy.exchange.commit", "does not go with `waiting`", fix));
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use skein_model::config::{DataConfig, ModelConfig, OptimiserConfig};
 
 use super::document::Document;
 use super::error::JobError;
+use super::strategy::Strategy;
 use super::{check, every};
 
 /// Longest job file. Real ones have some 600 bytes; the bound keeps parsing cheap for whatever arrives.
@@ -23,7 +24,7 @@ const KEYS: [&str; 10] = [
     "train",
     "stop",
     "start",
-    "exchange",
+    "strategy",
     "evaluate",
     "checkpoint",
 ];
@@ -46,8 +47,8 @@ pub struct JobFile {
     pub stop: Stop,
     /// When it begins.
     pub start: Start,
-    /// What neighbours send each other.
-    pub exchange: Exchange,
+    /// How the peers work together.
+    pub strategy: Strategy,
     /// How progress is judged.
     pub evaluate: Evaluate,
     /// What is kept on disk.
@@ -124,45 +125,6 @@ pub struct Start {
     pub peers: u32,
 }
 
-/// `[exchange]`: what neighbours send each other.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Exchange {
-    /// Whether peers wait for each other. Default `async`: a slow peer slows nobody.
-    pub mode: ExchangeMode,
-    /// Share of a gradient's values that one packet carries, above 0 to 1 (1 sends all). Default 0.01: the largest
-    /// 1 % carry most of the change, and what is left out is kept and sent later. Larger shares
-    /// were tried on the jobs of `examples/`: they need no fewer samples, only more bytes.
-    pub fraction: f64,
-    /// Number format of sent values. Default `f16`: half the bytes, and error feedback carries the rounding.
-    pub values: ValueFormat,
-    /// Asynchronous: own steps that are summed into one packet, 1 to 1000. Default 4: packing and sending then cost a
-    /// few percent of a small model's step; larger values arrive later. Synchronous exchange sends every step.
-    pub every: u32,
-    /// zstd level of packets, 1 to 19. Default 1: higher levels cost more time than a LAN saves.
-    pub level: i32,
-}
-
-/// Whether peers wait for each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ExchangeMode {
-    /// Nobody waits; gradients of others are applied as they arrive.
-    Async,
-    /// Every step waits for the gradients of all peers of the view.
-    Sync,
-}
-
-/// Number format of sent gradient values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ValueFormat {
-    /// IEEE half precision, 2 bytes.
-    F16,
-    /// IEEE single precision, 4 bytes.
-    F32,
-}
-
 /// `[evaluate]`: how progress is judged while the job runs. The whole validation set decides at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -213,7 +175,7 @@ impl JobFile {
             train: document.read("train")?.unwrap_or_default(),
             stop: document.read("stop")?.unwrap_or_default(),
             start: document.read("start")?.unwrap_or_default(),
-            exchange: document.read("exchange")?.unwrap_or_default(),
+            strategy: document.read("strategy")?.unwrap_or_default(),
             evaluate: document.read("evaluate")?.unwrap_or_default(),
             checkpoint: every::checkpoint(&document)?,
         };
@@ -234,18 +196,6 @@ impl Default for Train {
 impl Default for Start {
     fn default() -> Self {
         Self { peers: 1 }
-    }
-}
-
-impl Default for Exchange {
-    fn default() -> Self {
-        Self {
-            mode: ExchangeMode::Async,
-            fraction: 0.01,
-            values: ValueFormat::F16,
-            every: 4,
-            level: 1,
-        }
     }
 }
 
