@@ -4,6 +4,7 @@
 
 pub mod ids;
 pub mod time;
+pub mod link;
 pub mod wire;
 pub mod gradient;
 pub mod view;
