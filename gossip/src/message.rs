@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::batching::power::Fit;
 use crate::ids::{Digest, JobId, PeerId};
+use crate::knowledge::sketch::Sketch;
+use crate::pacing::search::SearchState;
 use crate::view::{Change, Contribution, Holding, Stamp, View};
 
 /// Longest reason text carried in a message; longer ones are cut by the sender and refused by the receiver.
@@ -24,8 +27,8 @@ pub enum Message {
     View(JobId, Arc<View>),
     /// The sender leaves the job (or the mesh) on purpose.
     Leaving(JobId),
-    /// Update packet number `seq` of a link was applied: returns its credit.
-    Applied(JobId, u64),
+    /// An update packet of a link was applied, or dropped: returns its credit.
+    Applied(JobId, Receipt),
     /// A user of the sender asks for the end of the job, and why.
     Stop(JobId, String),
     /// The next view of one job, for those that hold the one before.
@@ -68,6 +71,33 @@ pub struct Beat {
     pub train_loss: f32,
     /// How far the agreement on the end is, once it has begun.
     pub ending: Option<EndingState>,
+    /// What the others plan with.
+    pub pace: Pace,
+}
+
+/// Which packet of a link was dealt with, and when it had come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Receipt {
+    /// The packet's number.
+    pub seq: u64,
+    /// When it arrived, microseconds of the receiver's clock.
+    pub arrived_us: u64,
+}
+
+/// What a peer tells of its training for the others to plan with. Nothing of it is trusted beyond what it can cost: see
+/// [`batching`](crate::batching), [`knowledge`](crate::knowledge) and [`pacing`](crate::pacing).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Pace {
+    /// How long its steps take.
+    pub fit: Option<Fit>,
+    /// Commits made.
+    pub commits: u64,
+    /// Loss on held-out samples at its last look, nats per sample.
+    pub held_out: Option<f32>,
+    /// Its parameters, sketched.
+    pub sketch: Option<Sketch>,
+    /// Where the search for a commit rate is; only the steward's counts.
+    pub search: Option<SearchState>,
 }
 
 /// What one peer knows about the end of a job.

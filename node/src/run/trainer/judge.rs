@@ -1,9 +1,16 @@
 //! Looks at the validation set, and the candidate for the end of the job.
 
+use std::time::{Duration, Instant};
+
 use skein_model::snapshot::Snapshot;
 use skein_model::train::Evaluation;
 
 use super::{EVALUATION_BATCH, Event, State};
+
+/// Looks take one part in so many (and one) of the time, unless the job says how often to look.
+pub const LOOK_ONE_IN: u32 = 19;
+/// When the first look is due.
+pub const FIRST_LOOK: Duration = Duration::from_secs(2);
 
 impl State {
     pub(super) fn evaluate(&mut self, rows: usize) -> Result<Evaluation, String> {
@@ -15,8 +22,24 @@ impl State {
             .map_err(|error| error.to_string())
     }
 
+    /// Whether it is time for a look.
+    pub(super) fn must_look(&self) -> bool {
+        match (self.thread.settings.evaluate_every, self.looked) {
+            (Some(every), _) => self.thread.step.is_multiple_of(every),
+            (None, Some((ended, took))) => ended.elapsed() >= took * LOOK_ONE_IN,
+            (None, None) => self.thread.started.elapsed() >= FIRST_LOOK,
+        }
+    }
+
     /// Looks at a part of the validation set; at all of it where the part says that a target is met.
     pub(super) fn look(&mut self) -> bool {
+        let began = Instant::now();
+        let goes_on = self.look_now();
+        self.looked = Some((Instant::now(), began.elapsed()));
+        goes_on
+    }
+
+    fn look_now(&mut self) -> bool {
         let settings = self.thread.settings;
         let all = self.thread.data.validation.len();
         let Ok(evaluation) = self.evaluate(settings.evaluate_samples) else {

@@ -6,10 +6,18 @@
 
 mod handover;
 mod judge;
+mod knowledge;
 mod step;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use skein_gossip::exchange::local::Local;
+use skein_gossip::knowledge::sketch::Sketch;
+use skein_gossip::pacing::adacomm::AdaComm;
+use skein_gossip::pacing::outer::Outer;
+use skein_gossip::pacing::rhythm::Commits;
+use skein_gossip::time::Tick;
+use skein_gossip::view::Member;
 use skein_model::config::Split;
 use skein_model::data::{Sampler, Splits};
 use skein_model::snapshot::Snapshot;
@@ -17,6 +25,9 @@ use skein_model::train::{Evaluation, Trainer};
 use tokio::sync::{mpsc, oneshot};
 
 use super::coder;
+use crate::job::strategy::Exchange;
+
+pub use knowledge::{Lesson, Teacher};
 
 /// Commands waiting for the thread. The driver and the coder together never have more than a few on the way.
 pub const COMMANDS: usize = 64;
@@ -30,16 +41,14 @@ pub(super) const EVALUATION_BATCH: usize = 250;
 /// How one peer trains for one job.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Samples per step.
+    /// Samples per step, where no view says otherwise.
     pub batch: u32,
-    /// Whether each step waits for the sum over all members.
-    pub synchronous: bool,
-    /// Asynchronous: steps that are summed into one hand-over to the coder.
-    pub every: u32,
+    /// What neighbours send each other, and who waits.
+    pub exchange: Exchange,
     /// Step at which training stops by itself, so that `stop.steps` means exactly that many.
     pub last_step: Option<u64>,
-    /// Steps between two looks at the validation set.
-    pub evaluate_every: u64,
+    /// Steps between two looks at the validation set; none: as often as costs a twentieth of the time.
+    pub evaluate_every: Option<u64>,
     /// Rows per look.
     pub evaluate_samples: usize,
     /// Validation accuracy and loss that end the job, which make a look at the whole set worth while.
@@ -63,6 +72,19 @@ pub struct Replica {
     pub shard: u32,
 }
 
+/// This peer's part in a view.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    /// Its entry: shard and batches.
+    pub member: Member,
+    /// Samples of all members per step.
+    pub global_batch: u64,
+    /// Members other than this peer.
+    pub others: usize,
+    /// What the job's learning rate is multiplied with, because the global batch has grown.
+    pub rate: f32,
+}
+
 /// What the driver or the coder asks of the thread.
 #[derive(Debug)]
 pub enum Command {
@@ -70,14 +92,23 @@ pub enum Command {
     Train,
     /// Stop after the current step; a synchronous step that waits is given up.
     Pause,
-    /// The view changed: samples behind one step of all members, and this peer's shard of the data.
-    Membership {
-        /// Samples of all members per step.
-        global_batch: u64,
-        /// Members other than this peer.
-        others: usize,
-        /// The shard.
-        shard: u32,
+    /// The view changed.
+    Membership(Share),
+    /// Bounded waiting: the first step that must not be made yet.
+    Limit(u64),
+    /// The search found a rate: commits of each member per period.
+    Rate {
+        /// Commits.
+        commits: u64,
+        /// The period.
+        period: Duration,
+    },
+    /// Move towards another replica, if the held-out samples say so.
+    Learn {
+        /// Whose it is.
+        from: Teacher,
+        /// What came of it.
+        reply: oneshot::Sender<Result<Lesson, String>>,
     },
     /// What the others sent (asynchronous), or the sum for `step` (synchronous).
     Merged {
@@ -87,7 +118,12 @@ pub enum Command {
         values: Vec<f32>,
     },
     /// The coder is done with a gradient buffer.
-    Buffer(Vec<f32>),
+    Buffer {
+        /// The buffer.
+        values: Vec<f32>,
+        /// What packing took, and unpacking since the last one; none at the start.
+        cost: Option<Duration>,
+    },
     /// Copy the replica at the first step boundary not before `from_step`.
     Copy {
         /// Earliest step.
@@ -132,7 +168,11 @@ pub enum Event {
         waiting: Duration,
         /// Time handing over and merging gradients.
         communicating: Duration,
+        /// Commits made so far.
+        commits: u64,
     },
+    /// The parameters, sketched.
+    Sketched(Sketch),
     /// A look at the validation set.
     Evaluated {
         /// Step of the replica.
@@ -173,6 +213,8 @@ pub struct TrainingThread {
     pub coder: mpsc::Sender<coder::Input>,
     /// To the driver.
     pub events: mpsc::Sender<Event>,
+    /// Where time began.
+    pub started: Instant,
 }
 
 impl std::fmt::Debug for TrainingThread {
@@ -188,43 +230,55 @@ struct State {
     thread: TrainingThread,
     training: bool,
     sampler: Option<Sampler>,
-    global_batch: u64,
-    others: usize,
+    share: Option<Share>,
+    /// First step that has to wait for others.
+    limit: u64,
+    local: Local,
+    commits: Commits,
+    /// Local steps per round, where they fall with the loss.
+    adacomm: Option<AdaComm>,
     gradient: Vec<f32>,
     merged: Option<(u64, Vec<f32>)>,
-    outbox: Outbox,
+    /// Gradient buffers that the coder gave back.
+    spare: Vec<Vec<f32>>,
     copies: Vec<(u64, oneshot::Sender<Replica>)>,
     best_look: Option<(Evaluation, u64, Snapshot)>,
+    /// When the last look ended, and what it took.
+    looked: Option<(Instant, Duration)>,
+    sketched: Option<Instant>,
+    base_rate: f64,
     not_finite: u32,
-}
-
-/// Own gradients on their way to the coder.
-#[derive(Default)]
-struct Outbox {
-    sum: Vec<f32>,
-    n_steps: u32,
-    samples: u64,
-    /// Buffers that the coder gave back.
-    spare: Vec<Vec<f32>>,
 }
 
 /// Gradient buffers in circulation: one at the coder, one being filled.
 const BUFFERS: usize = 2;
 
 impl TrainingThread {
+    fn now(&self) -> Tick {
+        Tick(self.started.elapsed().as_micros() as u64)
+    }
+
     /// Runs until the command channel closes.
     pub fn run(self) {
         let n = self.trainer.model().n_parameters();
+        let exchange = self.settings.exchange;
+        let outer = exchange.outer().map(|settings| Outer::new(settings, n));
         let mut state = State {
             training: false,
             sampler: None,
-            global_batch: u64::from(self.settings.batch),
-            others: 0,
+            share: None,
+            limit: u64::MAX,
+            local: Local::new(exchange.config().full, outer),
+            commits: Commits::new(exchange.rhythm(self.now())),
+            adacomm: exchange.adacomm(),
             gradient: vec![0.0; n],
             merged: None,
-            outbox: Outbox::default(),
+            spare: Vec::new(),
             copies: Vec::new(),
             best_look: None,
+            looked: None,
+            sketched: None,
+            base_rate: self.trainer.learning_rate(),
             not_finite: 0,
             thread: self,
         };
@@ -259,32 +313,52 @@ impl State {
         }
     }
 
+    /// Takes this peer's part in a view.
+    fn join(&mut self, share: Share) {
+        let slot = share.member.slot;
+        if slot != self.thread.shard {
+            self.thread.shard = slot;
+            self.thread.position = 0;
+            self.sampler = None;
+        }
+        let rate = self.base_rate * f64::from(share.rate);
+        if rate != self.thread.trainer.learning_rate()
+            && let Err(error) = self.thread.trainer.set_learning_rate(rate)
+        {
+            tracing::warn!(rate, %error, "learning rate is kept");
+        }
+        self.share = Some(share);
+    }
+
     fn obey(&mut self, command: Command) {
         match command {
             Command::Train => self.training = !self.is_at_last_step(),
             Command::Pause => {
                 self.training = false;
                 self.drop_merged();
-                self.outbox.n_steps = 0;
+                self.local.forget();
             }
-            Command::Membership {
-                global_batch,
-                others,
-                shard,
-            } => {
-                self.global_batch = global_batch.max(1);
-                self.others = others;
-                if shard != self.thread.shard {
-                    self.thread.shard = shard;
-                    self.thread.position = 0;
-                    self.sampler = None;
-                }
+            Command::Membership(share) => self.join(share),
+            Command::Limit(step) => self.limit = step,
+            Command::Rate { commits, period } => {
+                let now = self.thread.now();
+                self.commits.target(now, commits, period);
+            }
+            Command::Learn { from, reply } => {
+                let lesson = self.learn(from);
+                let _ = reply.send(lesson);
             }
             Command::Merged { step, values } => {
                 self.drop_merged();
                 self.merged = Some((step, values));
             }
-            Command::Buffer(buffer) => self.outbox.spare.push(buffer),
+            Command::Buffer { values, cost } => {
+                self.spare.push(values);
+                if let Some(cost) = cost {
+                    let now = self.thread.now();
+                    self.commits.cost(now, cost);
+                }
+            }
             Command::Copy { from_step, reply } => {
                 self.copies.push((from_step, reply));
                 self.give_copies();
@@ -303,6 +377,7 @@ impl State {
                 if restored.is_ok() {
                     self.thread.step = step;
                     self.drop_merged();
+                    self.local.forget();
                     self.not_finite = 0;
                     if let Some(position) = position {
                         self.thread.position = position;

@@ -9,58 +9,100 @@ use super::handover::Wait;
 use super::{Event, MAX_NOT_FINITE, Replica, State};
 
 impl State {
-    /// One step. False when the driver is gone.
+    /// One step: of the optimiser, or a round of several where all wait for changes. False when the driver is gone.
     pub(super) fn step(&mut self) -> bool {
-        let started = Instant::now();
-        let batch = match self.next_batch() {
-            Ok(batch) => batch,
-            Err(reason) => return self.fail(reason),
+        let Some(mut waiting) = self.wait_for_limit() else {
+            return false;
         };
-        let samples = batch.len() as u64;
-        let loss = match self.thread.trainer.gradient(&batch, &mut self.gradient) {
-            Ok(loss) => loss,
-            Err(error) => return self.skip(&error.to_string()),
-        };
-        let computed = Instant::now();
-        let mut waiting = Duration::ZERO;
-        if self.thread.settings.synchronous {
-            if !self.hand_over_mean(samples) {
-                return false;
-            }
-            match self.wait_for_sum() {
-                Wait::Sum(waited) => waiting = waited,
-                Wait::GivenUp => return true,
-                Wait::Closed => return false,
-            }
-        } else {
-            self.hand_over_sum(samples);
-            self.merge(samples);
+        if !self.training {
+            return true;
         }
-        let merged = Instant::now();
-        if let Err(error) = self.thread.trainer.apply(&self.gradient) {
-            return self.skip(&error.to_string());
+        let rounds = self.thread.settings.exchange.is_synchronous() && self.local.is_full();
+        let n_steps = match &self.adacomm {
+            Some(adacomm) => adacomm.tau(),
+            None if rounds => self.thread.settings.exchange.steps_per_commit(),
+            None => 1,
+        };
+        let (mut samples, mut losses, mut computing) = (0, 0.0, Duration::ZERO);
+        let started = Instant::now();
+        for n in 0..n_steps {
+            let began = Instant::now();
+            let parameters = self.thread.trainer.model().parameters().values();
+            self.local.begin_step(parameters);
+            let batch = match self.next_batch() {
+                Ok(batch) => batch,
+                Err(reason) => return self.fail(reason),
+            };
+            let n_samples = batch.len() as u64;
+            match self.thread.trainer.gradient(&batch, &mut self.gradient) {
+                Ok(loss) => losses += loss,
+                Err(error) => return self.skip(&error.to_string()),
+            }
+            self.local.stepped(&self.gradient, n_samples);
+            samples += n_samples;
+            let computed = Instant::now();
+            computing += computed - began;
+            let is_last = n + 1 == n_steps;
+            if self.thread.settings.exchange.is_synchronous() {
+                if rounds {
+                    if let Err(error) = self.thread.trainer.apply(&self.gradient) {
+                        return self.skip(&error.to_string());
+                    }
+                    computing += computed.elapsed();
+                }
+                if !is_last {
+                    continue;
+                }
+                if !self.hand_over_mean(n_steps, samples) {
+                    return false;
+                }
+                match self.wait_for_sum() {
+                    Wait::Sum(waited) => waiting += waited,
+                    Wait::GivenUp => return true,
+                    Wait::Closed => return false,
+                }
+            } else {
+                if !self.local.is_full() {
+                    self.commit_if_due();
+                }
+                self.merge(n_samples);
+            }
+            let applying = Instant::now();
+            if rounds {
+                let parameters = self.thread.trainer.model_mut().parameters_mut();
+                self.local.adopt(parameters.values_mut(), &self.gradient);
+            } else if let Err(error) = self.thread.trainer.apply(&self.gradient) {
+                return self.skip(&error.to_string());
+            }
+            computing += applying.elapsed();
+            if !rounds && self.local.is_full() {
+                self.commit_if_due();
+            }
         }
         self.not_finite = 0;
         self.thread.step += 1;
-        let applied = Instant::now();
+        let loss = losses / n_steps as f32;
+        if let Some(adacomm) = &mut self.adacomm {
+            adacomm.period_ended(f64::from(loss));
+        }
         let step = Event::Step {
             step: self.thread.step,
             loss,
             samples,
-            computing: (computed - started) + (applied - merged),
+            computing,
             waiting,
-            communicating: (merged - computed).saturating_sub(waiting),
+            communicating: started.elapsed().saturating_sub(computing + waiting),
+            commits: self.commits.n_made(),
         };
         if self.thread.events.blocking_send(step).is_err() {
             return false;
         }
         self.give_copies();
         self.training &= !self.is_at_last_step();
-        !self
-            .thread
-            .step
-            .is_multiple_of(self.thread.settings.evaluate_every)
-            || self.look()
+        if !self.sketch_if_due() {
+            return false;
+        }
+        !self.must_look() || self.look()
     }
 
     pub(super) fn is_at_last_step(&self) -> bool {
@@ -89,7 +131,15 @@ impl State {
         let Some(sampler) = &mut self.sampler else {
             return Err("no sampler");
         };
-        let rows = sampler.next_rows(self.thread.settings.batch as usize);
+        let settings = &self.thread.settings;
+        let batch = match self.share {
+            Some(share) if settings.exchange.is_synchronous() => {
+                share.member.batch_at(self.thread.step)
+            }
+            Some(share) => share.member.batch,
+            None => settings.batch,
+        };
+        let rows = sampler.next_rows(batch as usize);
         self.thread.position = sampler.position();
         Ok(self.thread.data.train.batch(&rows))
     }
@@ -110,10 +160,14 @@ impl State {
             return self
                 .fail("training diverged: the loss is not finite; lower train.optimiser.lr");
         }
-        if self.thread.settings.synchronous {
+        self.local.forget();
+        if self.thread.settings.exchange.is_synchronous() {
             // The others wait for this step: an empty gradient lets them go on.
             self.gradient.fill(0.0);
-            if !self.hand_over_mean(u64::from(self.thread.settings.batch)) {
+            let parameters = self.thread.trainer.model().parameters().values();
+            self.local.begin_step(parameters);
+            let batch = self.share.map_or(1, |share| share.member.batch);
+            if !self.hand_over_mean(1, u64::from(batch)) {
                 return false;
             }
             match self.wait_for_sum() {
@@ -121,7 +175,10 @@ impl State {
                 Wait::GivenUp => return true,
                 Wait::Closed => return false,
             }
-            if self.thread.trainer.apply(&self.gradient).is_err() {
+            if self.local.is_full() {
+                let parameters = self.thread.trainer.model_mut().parameters_mut();
+                self.local.adopt(parameters.values_mut(), &self.gradient);
+            } else if self.thread.trainer.apply(&self.gradient).is_err() {
                 return self
                     .fail("training diverged: the loss is not finite; lower train.optimiser.lr");
             }
