@@ -31,7 +31,9 @@ pub fn mean(reports: &[Report]) -> Option<f32> {
     let mut plausible: Vec<Report> = reports.to_vec();
     plausible.retain(Report::is_plausible);
     plausible.sort_by_key(|report| report.n_samples);
-    let median = plausible.get(plausible.len().checked_sub(1)? / 2)?.n_samples;
+    let median = plausible
+        .get(plausible.len().checked_sub(1)? / 2)?
+        .n_samples;
     let most = median.saturating_mul(MOST_OF_MEDIAN);
     let (mut sum, mut weights) = (0.0, 0.0);
     for report in &plausible {
@@ -63,9 +65,15 @@ mod tests {
     #[test]
     fn what_is_no_loss_does_not_count_and_endless_samples_do_not_silence_the_others() {
         assert_eq!(mean(&[]), None);
-        assert_eq!(mean(&[report(f32::NAN, 5), report(-1.0, 5), report(1.0, 0)]), None);
+        assert_eq!(
+            mean(&[report(f32::NAN, 5), report(-1.0, 5), report(1.0, 0)]),
+            None
+        );
         let lied = mean(&[report(1.0, 10), report(1.0, 10), report(9.0, u64::MAX)]);
-        assert!(lied.is_some_and(|loss| (1.1..8.5).contains(&loss)), "{lied:?}");
+        assert!(
+            lied.is_some_and(|loss| (1.1..8.5).contains(&loss)),
+            "{lied:?}"
+        );
     }
 
     proptest! {

@@ -17,7 +17,9 @@ pub struct LengthError {
 
 fn check(own: &[f32], other: &[f32]) -> Result<(), LengthError> {
     let (expected, got) = (own.len(), other.len());
-    (expected == got).then_some(()).ok_or(LengthError { expected, got })
+    (expected == got)
+        .then_some(())
+        .ok_or(LengthError { expected, got })
 }
 
 /// Moves `own` towards `other`: `w <- w + weight * (other - w)` (DLion's lambda merge; 1 copies, exactly). A weight outside 0 to 1
@@ -27,7 +29,11 @@ fn check(own: &[f32], other: &[f32]) -> Result<(), LengthError> {
 /// [`LengthError`]
 pub fn toward(own: &mut [f32], other: &[f32], weight: f32) -> Result<(), LengthError> {
     check(own, other)?;
-    let weight = if weight.is_nan() { 0.0 } else { weight.clamp(0.0, 1.0) };
+    let weight = if weight.is_nan() {
+        0.0
+    } else {
+        weight.clamp(0.0, 1.0)
+    };
     if weight == 1.0 {
         // Also where one's own value is not finite, which no sum would mend.
         own.copy_from_slice(other);
@@ -137,7 +143,13 @@ mod tests {
         let mut broken = [f32::NAN, 1.0];
         toward(&mut broken, &[5.0, 6.0], 1.0).unwrap();
         assert_eq!(broken, [5.0, 6.0], "a whole copy mends what is not finite");
-        assert_eq!(toward(&mut own, &[1.0], 0.5), Err(LengthError { expected: 2, got: 1 }));
+        assert_eq!(
+            toward(&mut own, &[1.0], 0.5),
+            Err(LengthError {
+                expected: 2,
+                got: 1
+            })
+        );
         assert_eq!(own, [0.75, 2.5]);
     }
 
@@ -152,14 +164,34 @@ mod tests {
 
     #[test]
     fn the_best_goes_on_and_what_is_dropped_is_counted() {
-        let picked = |winner, loser, mean| pick(Losses { winner, loser, mean }, 300, 100);
+        let picked = |winner, loser, mean| {
+            pick(
+                Losses {
+                    winner,
+                    loser,
+                    mean,
+                },
+                300,
+                100,
+            )
+        };
         let as_tuple = |pick: Pick| (pick.choice, pick.kept_samples, pick.dropped_samples);
         assert_eq!(as_tuple(picked(0.5, 0.6, 0.4)), (Choice::Mean, 400, 0));
         assert_eq!(as_tuple(picked(0.5, 0.6, 0.9)), (Choice::Winner, 300, 100));
         assert_eq!(as_tuple(picked(0.5, 0.4, 0.9)), (Choice::Loser, 100, 300));
-        assert_eq!(as_tuple(picked(0.5, 0.5, 0.5)), (Choice::Mean, 400, 0), "equal: nobody's work is lost");
-        assert_eq!(as_tuple(picked(f32::NAN, 0.7, f32::INFINITY)), (Choice::Loser, 100, 300));
-        assert_eq!(as_tuple(picked(f32::NAN, f32::NAN, f32::NAN)), (Choice::Winner, 300, 100));
+        assert_eq!(
+            as_tuple(picked(0.5, 0.5, 0.5)),
+            (Choice::Mean, 400, 0),
+            "equal: nobody's work is lost"
+        );
+        assert_eq!(
+            as_tuple(picked(f32::NAN, 0.7, f32::INFINITY)),
+            (Choice::Loser, 100, 300)
+        );
+        assert_eq!(
+            as_tuple(picked(f32::NAN, f32::NAN, f32::NAN)),
+            (Choice::Winner, 300, 100)
+        );
     }
 
     proptest! {

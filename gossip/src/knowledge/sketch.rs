@@ -165,11 +165,24 @@ mod tests {
         let n = 100_003;
         let (parameters, change) = (noise(n, 1), noise(n, 2));
         assert!(share_within(&parameters, &change, 1) > 0.92);
-        assert!(share_within(&parameters, &change, 8) > 0.92, "an eighth of them");
-        let one_column: Vec<f32> = (0..n).map(|i| if i % 64 == 7 { change[i] } else { 0.0 }).collect();
-        assert!(share_within(&parameters, &one_column, 1) > 0.92, "one column of a matrix");
-        let one_variable: Vec<f32> = (0..n).map(|i| if i < 2000 { change[i] } else { 0.0 }).collect();
-        assert!(share_within(&parameters, &one_variable, 1) > 0.9, "one small variable");
+        assert!(
+            share_within(&parameters, &change, 8) > 0.92,
+            "an eighth of them"
+        );
+        let one_column: Vec<f32> = (0..n)
+            .map(|i| if i % 64 == 7 { change[i] } else { 0.0 })
+            .collect();
+        assert!(
+            share_within(&parameters, &one_column, 1) > 0.92,
+            "one column of a matrix"
+        );
+        let one_variable: Vec<f32> = (0..n)
+            .map(|i| if i < 2000 { change[i] } else { 0.0 })
+            .collect();
+        assert!(
+            share_within(&parameters, &one_variable, 1) > 0.9,
+            "one small variable"
+        );
     }
 
     #[test]
@@ -200,7 +213,10 @@ mod tests {
             let bytes = encode(&Sketch { lanes, norm });
             let sound = norm >= 0.0 && norm.is_finite() && lanes.iter().all(|lane| lane.is_finite());
             match decode::<Sketch>(&bytes) {
-                Ok(sketch) => prop_assert!(sound && sketch == Sketch { lanes, norm }),
+                Ok(sketch) => {
+                    prop_assert!(sound);
+                    prop_assert_eq!(sketch, Sketch { lanes, norm });
+                }
                 Err(_) => prop_assert!(!sound),
             }
         }

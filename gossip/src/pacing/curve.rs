@@ -204,7 +204,10 @@ mod tests {
         let late = Curve::fit(&points(0.02, 0.9, 0.3, &[0.0, 5.0, 10.0])).unwrap();
         let rewards = [early, late].map(|curve| curve.reward_from(2.3, 0.7).unwrap());
         assert!((rewards[0] / rewards[1] - 1.0).abs() < 1e-3, "{rewards:?}");
-        assert!(late.reward(0.7).unwrap() > 1.1 * early.reward(0.7).unwrap(), "the paper's does not");
+        assert!(
+            late.reward(0.7).unwrap() > 1.1 * early.reward(0.7).unwrap(),
+            "the paper's does not"
+        );
     }
 
     #[test]
@@ -220,12 +223,16 @@ mod tests {
             assert!((curve.loss_at(point.at_s) / point.train_loss - 1.0).abs() < 0.01);
         }
         let (above, error) = Curve::fit_above(&noisy, 0.2).unwrap();
-        assert!((above.rate() - 0.05).abs() < 3.0 * error && error < 0.002, "{above:?} {error}");
+        assert!(
+            (above.rate() - 0.05).abs() < 3.0 * error && error < 0.002,
+            "{above:?} {error}"
+        );
     }
 
     #[test]
     fn a_straight_or_concave_fall_is_taken_as_a_line() {
-        let line = [(0.0, 2.0), (1.0, 1.9), (2.0, 1.8)].map(|(at_s, train_loss)| Point { at_s, train_loss });
+        let line = [(0.0, 2.0), (1.0, 1.9), (2.0, 1.8)]
+            .map(|(at_s, train_loss)| Point { at_s, train_loss });
         let reward = Curve::fit(&line).unwrap().reward(1.0).unwrap();
         assert!((reward * 10.0 - 1.0).abs() < 0.01, "{reward}");
     }
@@ -233,14 +240,23 @@ mod tests {
     #[test]
     fn a_loss_that_rises_or_stands_or_was_seen_too_seldom_has_no_curve() {
         let at = |losses: &[f64]| {
-            let points: Vec<_> = (0..).zip(losses).map(|(i, loss)| Point { at_s: f64::from(i), train_loss: *loss }).collect();
+            let points: Vec<_> = (0..)
+                .zip(losses)
+                .map(|(i, loss)| Point {
+                    at_s: f64::from(i),
+                    train_loss: *loss,
+                })
+                .collect();
             Curve::fit(&points)
         };
         assert_eq!(at(&[1.0, 1.1, 1.3]), None);
         assert_eq!(at(&[1.0, 1.0, 1.0]), None);
         assert_eq!(at(&[1.0, 0.9]), None);
         assert_eq!(at(&[1.0, f64::NAN, 0.5]), None);
-        let same = Point { at_s: 1.0, train_loss: 1.0 };
+        let same = Point {
+            at_s: 1.0,
+            train_loss: 1.0,
+        };
         assert_eq!(Curve::fit(&[same; 5]), None);
         assert_eq!(Curve::fit_above(&[same; 5], 0.0), None);
     }

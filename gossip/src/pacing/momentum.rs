@@ -21,9 +21,8 @@ pub struct Cadence {
 /// and finite do not count.
 pub fn implicit(period: Duration, members: &[Cadence]) -> f64 {
     let term = |member: &Cadence| period.as_secs_f64() / (member.commits * member.step_s);
-    let sound = |member: &&Cadence| {
-        member.commits > 0.0 && member.step_s > 0.0 && term(member).is_finite()
-    };
+    let sound =
+        |member: &&Cadence| member.commits > 0.0 && member.step_s > 0.0 && term(member).is_finite();
     let (mut n, mut sum) = (0.0, 0.0);
     for member in members.iter().filter(sound) {
         n += 1.0;
@@ -52,24 +51,47 @@ mod tests {
 
     #[test]
     fn peers_that_commit_every_step_have_the_momentum_of_asynchronous_descent() {
-        let every_step = Cadence { commits: 100.0, step_s: 0.1 };
+        let every_step = Cadence {
+            commits: 100.0,
+            step_s: 0.1,
+        };
         let momentum = implicit(Duration::from_secs(10), &[every_step; 4]);
         assert!((momentum - 0.75).abs() < 1e-12, "{momentum}");
     }
 
     #[test]
     fn the_figures_of_the_authors_script_come_out() {
-        let at = |commits| implicit(Duration::from_secs(1), &[Cadence { commits, step_s: 20.0 }; 18]);
+        let at = |commits| {
+            implicit(
+                Duration::from_secs(1),
+                &[Cadence {
+                    commits,
+                    step_s: 20.0,
+                }; 18],
+            )
+        };
         for commits in [1.0, 5.0, 10.0] {
             let script = 1.0 - 1.0 / (1.0 + (17.0 / 18.0) * 18.0 * 0.05 / commits);
             assert!((at(commits) - script).abs() < 1e-12);
         }
-        assert!((at(5.0) - 0.15).abs() < 0.01, "their best, near five commits");
+        assert!(
+            (at(5.0) - 0.15).abs() < 0.01,
+            "their best, near five commits"
+        );
     }
 
     #[test]
     fn a_lone_peer_has_none_and_what_is_left_is_never_negative() {
-        assert_eq!(implicit(Duration::from_secs(1), &[Cadence { commits: 1.0, step_s: 0.1 }]), 0.0);
+        assert_eq!(
+            implicit(
+                Duration::from_secs(1),
+                &[Cadence {
+                    commits: 1.0,
+                    step_s: 0.1
+                }]
+            ),
+            0.0
+        );
         assert_eq!(explicit_left(0.9, 0.95), 0.0);
         assert!((explicit_left(0.9, 0.25) - 0.65).abs() < 1e-12);
     }

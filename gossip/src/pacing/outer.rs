@@ -72,7 +72,9 @@ impl Outer {
             return Err(OuterError::NotFinite { entry });
         }
         let Settings { lr, momentum } = self.settings;
-        for ((parameter, velocity), change) in parameters.iter_mut().zip(&mut self.velocity).zip(change) {
+        for ((parameter, velocity), change) in
+            parameters.iter_mut().zip(&mut self.velocity).zip(change)
+        {
             *velocity = momentum * *velocity + change;
             *parameter += lr * (change + momentum * *velocity);
         }
@@ -86,7 +88,13 @@ mod tests {
 
     #[test]
     fn rate_one_without_momentum_is_plain_averaging() {
-        let mut outer = Outer::new(Settings { lr: 1.0, momentum: 0.0 }, 2);
+        let mut outer = Outer::new(
+            Settings {
+                lr: 1.0,
+                momentum: 0.0,
+            },
+            2,
+        );
         let mut parameters = [1.0, 2.0];
         outer.step(&mut parameters, &[0.5, -1.0]).unwrap();
         assert_eq!(parameters, [1.5, 1.0]);
@@ -94,20 +102,38 @@ mod tests {
 
     #[test]
     fn two_steps_follow_nesterovs_rule() {
-        let mut outer = Outer::new(Settings { lr: 0.5, momentum: 0.8 }, 1);
+        let mut outer = Outer::new(
+            Settings {
+                lr: 0.5,
+                momentum: 0.8,
+            },
+            1,
+        );
         let mut parameters = [0.0];
         outer.step(&mut parameters, &[1.0]).unwrap();
         assert!((parameters[0] - 0.5 * 1.8).abs() < 1e-6, "velocity 1");
         outer.step(&mut parameters, &[1.0]).unwrap();
-        assert!((parameters[0] - (0.9 + 0.5 * (1.0 + 0.8 * 1.8))).abs() < 1e-6, "velocity 1.8");
+        assert!(
+            (parameters[0] - (0.9 + 0.5 * (1.0 + 0.8 * 1.8))).abs() < 1e-6,
+            "velocity 1.8"
+        );
     }
 
     #[test]
     fn a_change_that_is_refused_alters_nothing() {
         let mut outer = Outer::new(Settings::default(), 2);
         let mut parameters = [1.0, 2.0];
-        assert_eq!(outer.step(&mut parameters, &[1.0]), Err(OuterError::Length { expected: 2, got: 1 }));
-        assert_eq!(outer.step(&mut parameters, &[1.0, f32::NAN]), Err(OuterError::NotFinite { entry: 1 }));
+        assert_eq!(
+            outer.step(&mut parameters, &[1.0]),
+            Err(OuterError::Length {
+                expected: 2,
+                got: 1
+            })
+        );
+        assert_eq!(
+            outer.step(&mut parameters, &[1.0, f32::NAN]),
+            Err(OuterError::NotFinite { entry: 1 })
+        );
         assert_eq!((parameters, outer.velocity), ([1.0, 2.0], vec![0.0, 0.0]));
     }
 }

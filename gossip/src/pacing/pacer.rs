@@ -99,7 +99,8 @@ impl Pacer {
 pub fn commits_wished(commits: &[u64], per_period: u32) -> u64 {
     let mut made = commits.to_vec();
     made.sort_unstable();
-    let (Some(most), Some(median)) = (made.last(), made.get(made.len().saturating_sub(1) / 2)) else {
+    let (Some(most), Some(median)) = (made.last(), made.get(made.len().saturating_sub(1) / 2))
+    else {
         return u64::from(per_period);
     };
     let per_period = u64::from(per_period);
@@ -147,7 +148,11 @@ mod tests {
                 pacer.target(from, target, PERIOD);
                 run(&mut pacer, from, step, took);
             }
-            assert!(pacer.commits().abs_diff(target) <= 1, "{step:?}: {}", pacer.commits());
+            assert!(
+                pacer.commits().abs_diff(target) <= 1,
+                "{step:?}: {}",
+                pacer.commits()
+            );
         }
     }
 
@@ -156,7 +161,12 @@ mod tests {
         let mut late = pacer(0);
         late.target(Tick(0), 10, PERIOD);
         assert_eq!(late.wait(), Duration::from_secs(1));
-        assert!((9..=10).contains(&run(&mut late, Tick(0), Duration::from_millis(10), Duration::ZERO)));
+        assert!((9..=10).contains(&run(
+            &mut late,
+            Tick(0),
+            Duration::from_millis(10),
+            Duration::ZERO
+        )));
         let mut ahead = pacer(50);
         ahead.target(Tick(0), 10, PERIOD);
         assert_eq!(ahead.rate(), 1);
@@ -171,7 +181,11 @@ mod tests {
         pacer.committed(Tick(0), Duration::from_millis(600));
         assert_eq!(pacer.wait(), Duration::from_millis(1500));
         pacer.committed(Tick(0), Duration::MAX);
-        assert_eq!(pacer.wait(), Duration::from_millis(100), "never below the least");
+        assert_eq!(
+            pacer.wait(),
+            Duration::from_millis(100),
+            "never below the least"
+        );
     }
 
     #[test]

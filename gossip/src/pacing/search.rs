@@ -209,18 +209,27 @@ impl SearchState {
     /// # Errors
     /// [`StateError`]: keep the state that was there.
     pub fn validate(&self) -> Result<(), StateError> {
-        let refuse = |what| Err(StateError { turn: self.turn, what });
+        let refuse = |what| {
+            Err(StateError {
+                turn: self.turn,
+                what,
+            })
+        };
         let is_rate = |commits: u32| (1..=MAX_COMMITS).contains(&commits);
         if !is_rate(self.held) || self.turn == u64::MAX {
             return refuse("its rate or turn");
         }
         let positive = |value: f64| value > 0.0 && value.is_finite();
-        let sound = |reward: Reward| positive(reward.per_s) && (reward.error == 0.0 || positive(reward.error));
+        let sound = |reward: Reward| {
+            positive(reward.per_s) && (reward.error == 0.0 || positive(reward.error))
+        };
         if !self.reward.is_none_or(sound) || !self.began_at_loss.is_none_or(is_loss) {
             return refuse("its reward or first loss");
         }
         match &self.phase {
-            Phase::Try { commits, samples, .. } => {
+            Phase::Try {
+                commits, samples, ..
+            } => {
                 if !is_rate(*commits) || samples.len() > MAX_SAMPLES {
                     return refuse("its try");
                 }
@@ -306,7 +315,9 @@ impl Search {
         self.state.elapsed_us = self.state.elapsed_us.saturating_add(gap);
         self.state.held = self.state.held.min(cap);
         match &mut self.state.phase {
-            Phase::Try { commits, direction, .. } if gap > period || *commits > cap => {
+            Phase::Try {
+                commits, direction, ..
+            } if gap > period || *commits > cap => {
                 let (commits, direction) = ((*commits).min(cap), *direction);
                 self.enter(trying(commits, direction));
                 self.sample(train_loss, period);
@@ -318,13 +329,18 @@ impl Search {
                     self.sample(train_loss, period);
                 }
             }
-            Phase::Hold { unchecked_us, checked_loss } => {
+            Phase::Hold {
+                unchecked_us,
+                checked_loss,
+            } => {
                 *unchecked_us = unchecked_us.saturating_add(gap);
                 let mut risen = false;
                 if *unchecked_us >= period {
                     *unchecked_us = 0;
                     let bound = |before: f32| before * (1.0 + self.settings.rise_frac);
-                    risen = checked_loss.zip(train_loss).is_some_and(|(before, loss)| loss >= bound(before));
+                    risen = checked_loss
+                        .zip(train_loss)
+                        .is_some_and(|(before, loss)| loss >= bound(before));
                     *checked_loss = train_loss.or(*checked_loss);
                 }
                 if risen || self.state.elapsed_us >= micros(self.settings.hold) {
@@ -373,7 +389,10 @@ impl Search {
         let last = lately.next().unwrap_or(0);
         let before = lately.next().unwrap_or(0);
         let silent = self.state.elapsed_us / period > last + 1;
-        if last >= u64::from(self.settings.most_periods.max(1)) || silent || samples.len() >= MAX_SAMPLES {
+        if last >= u64::from(self.settings.most_periods.max(1))
+            || silent
+            || samples.len() >= MAX_SAMPLES
+        {
             return true;
         }
         last > before && self.is_sure(self.reward(samples))
@@ -384,7 +403,9 @@ impl Search {
     fn is_sure(&self, reward: Option<Reward>) -> bool {
         let sure = self.settings.sure;
         match (reward, self.state.reward) {
-            (Some(new), Some(held)) => (new.per_s - held.per_s).abs() > sure * new.error.hypot(held.error),
+            (Some(new), Some(held)) => {
+                (new.per_s - held.per_s).abs() > sure * new.error.hypot(held.error)
+            }
             (Some(new), None) => sure * new.error <= WELL_KNOWN_FRAC * new.per_s,
             (None, _) => false,
         }
@@ -392,7 +413,12 @@ impl Search {
 
     /// Compares the try that has ended with the held rate, and chooses what comes next.
     fn judge(&mut self, cap: u32) {
-        let Phase::Try { commits, direction, samples } = &self.state.phase else {
+        let Phase::Try {
+            commits,
+            direction,
+            samples,
+        } = &self.state.phase
+        else {
             return;
         };
         let (commits, direction) = (*commits, *direction);
@@ -402,7 +428,9 @@ impl Search {
             Direction::Same => true,
             Direction::Up => is_more(reward, held, &self.settings),
             // A rate that cannot be judged is no reason to save bytes.
-            Direction::Down => reward.zip(held).is_some_and(|(new, held)| new.per_s >= held.per_s),
+            Direction::Down => reward
+                .zip(held)
+                .is_some_and(|(new, held)| new.per_s >= held.per_s),
         };
         if improves {
             self.state.held = commits;
@@ -419,7 +447,8 @@ impl Search {
             Stride::One => from - 1,
             Stride::Double => from / 2,
         };
-        let up = (improves && direction != Direction::Down && higher > from).then_some((higher, Direction::Up));
+        let up = (improves && direction != Direction::Down && higher > from)
+            .then_some((higher, Direction::Up));
         let turns = match direction {
             Direction::Same => true,
             Direction::Up => !improves && !self.state.climbed,

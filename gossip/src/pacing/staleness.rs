@@ -41,7 +41,9 @@ impl Default for Hop {
 
 /// Whether step `step` may go on. `newest`: of each other live member the newest step whose packet has arrived, `None` if none has.
 pub fn may_go_on(hop: Hop, step: u64, newest: &[Option<u64>]) -> bool {
-    let missing = newest.iter().filter(|arrived| arrived.is_none_or(|arrived| arrived < step));
+    let missing = newest
+        .iter()
+        .filter(|arrived| arrived.is_none_or(|arrived| arrived < step));
     let mut n_missing = 0;
     for arrived in missing {
         n_missing += 1;
@@ -78,14 +80,43 @@ mod tests {
     fn backup_workers_let_a_step_go_on_unless_one_is_too_stale() {
         let hop = Hop::default();
         assert!(may_go_on(hop, 9, &[Some(9), Some(10), Some(4)]));
-        assert!(!may_go_on(hop, 9, &[Some(9), Some(8), Some(8)]), "two are missing");
-        assert!(!may_go_on(hop, 10, &[Some(10), Some(10), Some(4)]), "six steps behind");
-        assert!(may_go_on(hop, 2, &[Some(2), None]), "nothing yet, but it is early");
+        assert!(
+            !may_go_on(hop, 9, &[Some(9), Some(8), Some(8)]),
+            "two are missing"
+        );
+        assert!(
+            !may_go_on(hop, 10, &[Some(10), Some(10), Some(4)]),
+            "six steps behind"
+        );
+        assert!(
+            may_go_on(hop, 2, &[Some(2), None]),
+            "nothing yet, but it is early"
+        );
         assert!(!may_go_on(hop, 5, &[Some(5), None]));
-        let stale_only = Hop { backup: usize::MAX, bound: 3 };
+        let stale_only = Hop {
+            backup: usize::MAX,
+            bound: 3,
+        };
         assert!(may_go_on(stale_only, 9, &[Some(6), Some(7)]));
-        assert!(may_go_on(Hop { backup: 0, bound: 0 }, 3, &[Some(3), Some(3)]), "all have arrived");
-        assert!(!may_go_on(Hop { backup: 0, bound: 9 }, 3, &[Some(3), Some(2)]));
+        assert!(
+            may_go_on(
+                Hop {
+                    backup: 0,
+                    bound: 0
+                },
+                3,
+                &[Some(3), Some(3)]
+            ),
+            "all have arrived"
+        );
+        assert!(!may_go_on(
+            Hop {
+                backup: 0,
+                bound: 9
+            },
+            3,
+            &[Some(3), Some(2)]
+        ));
     }
 
     proptest! {

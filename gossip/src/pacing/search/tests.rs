@@ -78,11 +78,20 @@ fn score(settings: Settings, depth: f64, floor: f64, noise: f64) -> (f64, f64) {
 #[test]
 fn the_search_ends_within_a_factor_of_two_of_the_best_rate() {
     let (within, periods) = score(Settings::default(), 0.2, 0.0, 0.0);
-    assert!(within == 1.0 && periods < 6.0, "no noise: {within} after {periods} periods");
+    assert!(
+        within == 1.0 && periods < 6.0,
+        "no noise: {within} after {periods} periods"
+    );
     let (within, periods) = score(Settings::default(), 0.2, 0.0, 0.01);
-    assert!(within >= 0.9 && periods < 8.0, "1 % of noise: {within} after {periods} periods");
+    assert!(
+        within >= 0.9 && periods < 8.0,
+        "1 % of noise: {within} after {periods} periods"
+    );
     let (within, _) = score(Settings::default(), 0.6, 0.2, 0.01);
-    assert!(within >= 0.9, "a floor it does not know, a deeper curve: {within}");
+    assert!(
+        within >= 0.9,
+        "a floor it does not know, a deeper curve: {within}"
+    );
 }
 
 #[test]
@@ -96,7 +105,15 @@ fn doubling_above_a_known_floor_finds_it_more_often_than_the_papers_search() {
         ..Settings::default()
     };
     let (papers, _) = score(paper, 0.2, 0.0, 0.01);
-    let (doubling, _) = score(Settings { stride: Stride::Double, ..paper }, 0.2, 0.0, 0.0);
+    let (doubling, _) = score(
+        Settings {
+            stride: Stride::Double,
+            ..paper
+        },
+        0.2,
+        0.0,
+        0.0,
+    );
     let (by_one, _) = score(paper, 0.2, 0.0, 0.0);
     let (ours, _) = score(Settings::default(), 0.2, 0.0, 0.01);
     assert!(doubling > by_one, "no noise: {doubling} {by_one}");
@@ -117,7 +134,8 @@ fn rates(beats: u32, takes_over: impl Fn(u32) -> bool) -> Vec<u32> {
             let seen = Tick(now.0.saturating_sub(micros(BEAT)) + clock);
             clock += 777_777;
             let seen = Tick(seen.0 + 777_777);
-            search = Search::resume(settings, seen, crate::wire::codec::decode(&bytes).unwrap()).unwrap();
+            search = Search::resume(settings, seen, crate::wire::codec::decode(&bytes).unwrap())
+                .unwrap();
         }
         let loss = mesh.train_loss();
         let commits = search.advance(Tick(now.0 + clock), Some(loss), None);
@@ -130,13 +148,23 @@ fn rates(beats: u32, takes_over: impl Fn(u32) -> bool) -> Vec<u32> {
 #[test]
 fn killing_the_steward_again_and_again_changes_nothing() {
     let undisturbed = rates(2000, |_| false);
-    assert!(undisturbed.iter().collect::<std::collections::BTreeSet<_>>().len() >= 3, "it did search");
+    assert!(
+        undisturbed
+            .iter()
+            .collect::<std::collections::BTreeSet<_>>()
+            .len()
+            >= 3,
+        "it did search"
+    );
     assert_eq!(rates(2000, |beat| beat > 0 && beat % 17 == 0), undisturbed);
 }
 
 fn held(commits: u32, loss: f32) -> Search {
     let mut state = SearchState::new(commits);
-    state.phase = Phase::Hold { unchecked_us: 0, checked_loss: Some(loss) };
+    state.phase = Phase::Hold {
+        unchecked_us: 0,
+        checked_loss: Some(loss),
+    };
     Search::resume(Settings::default(), Tick(0), state).unwrap()
 }
 
@@ -190,7 +218,11 @@ fn a_gap_begins_the_try_anew_and_a_mesh_that_says_nothing_settles() {
     assert!(matches!(&search.state().phase, Phase::Try { samples, .. } if samples.len() == 1));
     let mut silent = Search::new(Settings::default(), Tick(0), 3);
     for second in 0..150 {
-        silent.advance(Tick(0) + Duration::from_secs(second), [None, Some(f32::NAN)][second as usize % 2], None);
+        silent.advance(
+            Tick(0) + Duration::from_secs(second),
+            [None, Some(f32::NAN)][second as usize % 2],
+            None,
+        );
     }
     assert!(!is_trying(&silent));
     assert_eq!(silent.state().held, 3);
@@ -198,28 +230,46 @@ fn a_gap_begins_the_try_anew_and_a_mesh_that_says_nothing_settles() {
 
 fn any_state() -> impl Strategy<Value = SearchState> {
     let samples = proptest::collection::vec((0u64..20_000_000, any::<f32>()), 0..40);
-    let phase = (any::<bool>(), any::<u32>(), 0..3u8, samples).prop_map(|(holds, commits, direction, mut raw)| {
-        raw.sort_by_key(|(at_us, _)| *at_us);
-        let samples = raw.into_iter().map(|(at_us, train_loss)| Sample { at_us, train_loss: train_loss.abs() });
-        match holds {
-            true => Phase::Hold { unchecked_us: u64::from(commits), checked_loss: None },
-            false => Phase::Try {
-                commits: commits % 5000,
-                direction: [Direction::Same, Direction::Up, Direction::Down][usize::from(direction)],
-                samples: samples.collect(),
-            },
-        }
-    });
-    let numbers = (any::<u64>(), 0..5000u32, any::<Option<(f64, f64)>>(), any::<Option<f32>>(), any::<bool>(), any::<u64>());
-    (numbers, phase).prop_map(|((turn, held, reward, began_at_loss, climbed, elapsed_us), phase)| SearchState {
-        turn,
-        held,
-        reward: reward.map(|(per_s, error)| Reward { per_s, error }),
-        began_at_loss,
-        climbed,
-        elapsed_us,
-        phase,
-    })
+    let phase = (any::<bool>(), any::<u32>(), 0..3u8, samples).prop_map(
+        |(holds, commits, direction, mut raw)| {
+            raw.sort_by_key(|(at_us, _)| *at_us);
+            let samples = raw.into_iter().map(|(at_us, train_loss)| Sample {
+                at_us,
+                train_loss: train_loss.abs(),
+            });
+            match holds {
+                true => Phase::Hold {
+                    unchecked_us: u64::from(commits),
+                    checked_loss: None,
+                },
+                false => Phase::Try {
+                    commits: commits % 5000,
+                    direction: [Direction::Same, Direction::Up, Direction::Down]
+                        [usize::from(direction)],
+                    samples: samples.collect(),
+                },
+            }
+        },
+    );
+    let numbers = (
+        any::<u64>(),
+        0..5000u32,
+        any::<Option<(f64, f64)>>(),
+        any::<Option<f32>>(),
+        any::<bool>(),
+        any::<u64>(),
+    );
+    (numbers, phase).prop_map(
+        |((turn, held, reward, began_at_loss, climbed, elapsed_us), phase)| SearchState {
+            turn,
+            held,
+            reward: reward.map(|(per_s, error)| Reward { per_s, error }),
+            began_at_loss,
+            climbed,
+            elapsed_us,
+            phase,
+        },
+    )
 }
 
 proptest! {
