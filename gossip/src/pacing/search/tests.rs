@@ -1,3 +1,5 @@
+//! The search on synthetic meshes whose best rate is known, and on states that nobody should send.
+
 use proptest::prelude::*;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
