@@ -13,11 +13,12 @@
 //! [`Settings::ceiling_frac`] apart. It refreshes from the medoid, the replica nearest to all. A hostile sketch can at most
 //! propose the wrong medoid; what is fetched from it should pass the same gate as any candidate ([`super::pull`]).
 //!
-//! | lasted | distance | then |
-//! | --- | --- | --- |
-//! | | beyond the bound | counts up |
-//! | | below [`RELEASE`] of the bound | back to 0 |
-//! | [`Settings::patience`] | adrift, and rested since the last refresh | refresh; back to 0 |
+//! | own distance | the watch |
+//! | --- | --- |
+//! | beyond its bound | counts how long |
+//! | below [`RELEASE`] of it | begins anew |
+//! | between | keeps its count |
+//! | counted to [`Settings::patience`], adrift, rested since the last refresh | refreshes, begins anew |
 
 use std::time::Duration;
 
@@ -447,6 +448,25 @@ mod tests {
                 .look(Tick(0), &[])
                 .refresh_from,
             None
+        );
+    }
+
+    #[test]
+    fn a_distance_just_below_the_bound_neither_counts_nor_is_forgiven() {
+        let with = |away: f32| members(&[2.0, 2.0, away, 2.0, 2.0]);
+        let excess = |mesh: &[Member]| survey(&Settings::default(), mesh).places[2].excess;
+        let steps = (0..100).map(|step| with(2.0 + 0.2 * step as f32));
+        let between = steps
+            .into_iter()
+            .find(|mesh| (0.8..0.95).contains(&excess(mesh)))
+            .unwrap();
+        let mut watch = Watch::new(Settings::default(), peer(3));
+        assert_eq!(refresh(&mut watch, &with(30.0), 0..8), []);
+        assert_eq!(refresh(&mut watch, &between, 8..100), [], "does not count");
+        assert_eq!(
+            refresh(&mut watch, &with(30.0), 100..110).len(),
+            1,
+            "is not forgiven"
         );
     }
 

@@ -13,6 +13,8 @@
 //! | `Try` | undecided at the end of a check period | it goes on, [`Settings::most_periods`] at most |
 //! | `Try` at the held rate | it is known well | try higher, or lower if no higher rate is allowed |
 //! | `Try` higher | better by more than noise | hold that rate, try still higher |
+//! | | else | try the held rate again |
+//! | `Try` at the held rate again | the higher rate is better than the mean of before and after | hold that rate, try still higher |
 //! | | else | if this search has climbed: `Hold`; if not: try lower |
 //! | `Try` lower | no worse | hold that rate (fewer bytes), try still lower |
 //! | | else | `Hold` |
@@ -20,7 +22,9 @@
 //!
 //! Deviations, each because it measured better (tests below): no barrier before a try, only the commit rate changes; rates
 //! double and halve instead of going up by one, and also go down; tries are compared from a common loss
-//! ([`Curve::reward_from`]), by default with the curve's end known ([`Curve::fit_above`]), and a rise must exceed the noise.
+//! ([`Curve::reward_from`]), by default with the curve's end known ([`Curve::fit_above`]); a rise must exceed the noise, and a higher
+//! rate is dismissed only after the held one was measured again, as a loss falls slower later whatever the rate.
+//! [`Settings::paper`] is the paper's.
 //! A gap in the calls of more than a check period begins the present try anew.
 
 pub mod state;
@@ -77,6 +81,27 @@ pub struct Settings {
     pub sure: f64,
     /// A try that is not that sure of better or worse goes on, for at most this many periods (at least 1).
     pub most_periods: u32,
+    /// Whether the held rate is measured again before a higher one is dismissed.
+    pub again: bool,
+}
+
+impl Settings {
+    /// As in the paper, with the times of its authors' code: one by one, three points, all three parameters fitted, any rise counts.
+    pub fn paper() -> Self {
+        Self {
+            period: Duration::from_secs(60),
+            hold: Duration::from_secs(1000),
+            rise_frac: 0.3,
+            stride: Stride::One,
+            floor: Floor::Fitted,
+            target_loss: None,
+            n_samples: 3,
+            least_gain_frac: 0.0,
+            sure: 0.0,
+            most_periods: 1,
+            again: false,
+        }
+    }
 }
 
 impl Default for Settings {
@@ -93,6 +118,7 @@ impl Default for Settings {
             least_gain_frac: 0.02,
             sure: 0.25,
             most_periods: 3,
+            again: true,
         }
     }
 }
@@ -219,7 +245,10 @@ impl Search {
     /// Whether a try is over: a loss was taken at the end of a period (or none came for as long again) and it is sure of better
     /// or worse, or may not go on.
     fn is_measured(&self, period: u64) -> bool {
-        let Phase::Try { samples, .. } = &self.state.phase else {
+        let Phase::Try {
+            samples, direction, ..
+        } = &self.state.phase
+        else {
             return false;
         };
         let mut lately = samples.iter().rev().map(|sample| sample.at_us / period);
@@ -232,23 +261,23 @@ impl Search {
         {
             return true;
         }
-        last > before && self.is_sure(self.reward(samples))
+        last > before && self.is_sure(*direction, self.reward(samples))
     }
 
     /// Whether a try with this reward is known better or worse than the held rate; of the held rate itself, whether it is
     /// known well enough to compare with.
-    fn is_sure(&self, reward: Option<Reward>) -> bool {
+    fn is_sure(&self, direction: Direction, reward: Option<Reward>) -> bool {
         let sure = self.settings.sure;
-        match (reward, self.state.reward) {
-            (Some(new), Some(held)) => {
+        match (direction, reward, self.state.reward) {
+            (_, None, _) => false,
+            (Direction::Up | Direction::Down, Some(new), Some(held)) => {
                 (new.per_s - held.per_s).abs() > sure * new.error.hypot(held.error)
             }
-            (Some(new), None) => sure * new.error <= WELL_KNOWN_FRAC * new.per_s,
-            (None, _) => false,
+            (_, Some(new), _) => sure * new.error <= WELL_KNOWN_FRAC * new.per_s,
         }
     }
 
-    /// Compares the try that has ended with the held rate, and chooses what comes next.
+    /// Draws the conclusion from the try that has ended, and chooses what comes next.
     fn judge(&mut self, cap: u32) {
         let Phase::Try {
             commits,
@@ -260,51 +289,86 @@ impl Search {
         };
         let (commits, direction) = (*commits, *direction);
         let reward = self.reward(samples);
+        let last_loss = samples.last().map(|sample| sample.train_loss);
         let held = self.state.reward;
-        let improves = match direction {
-            Direction::Same => true,
-            Direction::Up => is_more(reward, held, &self.settings),
-            // A rate that cannot be judged is no reason to save bytes.
-            Direction::Down => reward
-                .zip(held)
-                .is_some_and(|(new, held)| new.per_s >= held.per_s),
-        };
-        if improves {
-            self.state.held = commits;
-            self.state.reward = reward;
-            self.state.climbed |= direction == Direction::Up;
-        }
-        let from = self.state.held;
-        let higher = match self.settings.stride {
-            Stride::One => from + 1,
-            Stride::Double => from * 2,
-        };
-        let higher = higher.min(cap);
-        let lower = match self.settings.stride {
-            Stride::One => from - 1,
-            Stride::Double => from / 2,
-        };
-        let up = (improves && direction != Direction::Down && higher > from)
-            .then_some((higher, Direction::Up));
-        let turns = match direction {
-            Direction::Same => true,
-            Direction::Up => !improves && !self.state.climbed,
-            Direction::Down => improves,
-        };
-        let down = (turns && lower >= 1).then_some((lower, Direction::Down));
-        let next = match up.or(down) {
-            Some((commits, direction)) => trying(commits, direction),
-            None => {
-                let Phase::Try { samples, .. } = &self.state.phase else {
-                    return;
-                };
-                Phase::Hold {
-                    unchecked_us: 0,
-                    checked_loss: samples.last().map(|sample| sample.train_loss),
+        let next = match direction {
+            Direction::Same => {
+                self.state.reward = reward;
+                self.higher(cap).or_else(|| self.lower())
+            }
+            Direction::Up if is_more(reward, held, &self.settings) => {
+                self.climb(commits, reward, cap)
+            }
+            Direction::Up => match reward {
+                Some(reward) if self.settings.again => Some(trying(
+                    self.state.held,
+                    Direction::Again { commits, reward },
+                )),
+                _ => self.turn_down(),
+            },
+            Direction::Again {
+                commits,
+                reward: higher,
+            } => {
+                let between = held.zip(reward).map(|(before, after)| mean(before, after));
+                if commits <= cap
+                    && is_more(Some(higher), between.or(held).or(reward), &self.settings)
+                {
+                    self.climb(commits, Some(higher), cap)
+                } else {
+                    self.state.reward = reward.or(held);
+                    self.turn_down()
                 }
             }
+            // A rate that cannot be judged is no reason to save bytes.
+            Direction::Down
+                if reward
+                    .zip(held)
+                    .is_some_and(|(new, held)| new.per_s >= held.per_s) =>
+            {
+                self.state.held = commits;
+                self.state.reward = reward;
+                self.lower()
+            }
+            Direction::Down => None,
         };
-        self.enter(next);
+        self.enter(next.unwrap_or(Phase::Hold {
+            unchecked_us: 0,
+            checked_loss: last_loss,
+        }));
+    }
+
+    fn climb(&mut self, commits: u32, reward: Option<Reward>, cap: u32) -> Option<Phase> {
+        self.state.held = commits;
+        self.state.reward = reward;
+        self.state.climbed = true;
+        self.higher(cap)
+    }
+
+    /// Higher is no better: whoever came from lower knows that lower is not either.
+    fn turn_down(&self) -> Option<Phase> {
+        if self.state.climbed {
+            None
+        } else {
+            self.lower()
+        }
+    }
+
+    fn higher(&self, cap: u32) -> Option<Phase> {
+        let higher = match self.settings.stride {
+            Stride::One => self.state.held.saturating_add(1),
+            Stride::Double => self.state.held.saturating_mul(2),
+        };
+        let commits = higher.min(cap);
+        (commits > self.state.held).then(|| trying(commits, Direction::Up))
+    }
+
+    fn lower(&self) -> Option<Phase> {
+        let commits = match self.settings.stride {
+            Stride::One => self.state.held.saturating_sub(1),
+            Stride::Double => self.state.held / 2,
+        };
+        (commits >= 1).then(|| trying(commits, Direction::Down))
     }
 
     fn reward(&self, samples: &[Sample]) -> Option<Reward> {
@@ -336,6 +400,13 @@ fn is_more(new: Option<Reward>, held: Option<Reward>, settings: &Settings) -> bo
             new.per_s - held.per_s > noise.max(settings.least_gain_frac * held.per_s)
         }
         (new, held) => new.is_some() && held.is_none(),
+    }
+}
+
+fn mean(a: Reward, b: Reward) -> Reward {
+    Reward {
+        per_s: (a.per_s + b.per_s) / 2.0,
+        error: a.error.hypot(b.error) / 2.0,
     }
 }
 

@@ -28,15 +28,22 @@ pub struct Reward {
     pub error: f64,
 }
 
-/// Which way a try lies from the held rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What a try is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Direction {
-    /// The held rate itself.
+    /// To know the held rate.
     Same,
-    /// More commits.
+    /// To see whether more commits are better.
     Up,
-    /// Fewer commits.
+    /// To see whether fewer commits are no worse.
     Down,
+    /// To know the held rate once more, after a higher one that did not look better.
+    Again {
+        /// The higher rate.
+        commits: u32,
+        /// What it was worth.
+        reward: Reward,
+    },
 }
 
 /// What the search is doing.
@@ -46,7 +53,7 @@ pub enum Phase {
     Try {
         /// Commits per check period.
         commits: u32,
-        /// From the held rate.
+        /// What for.
         direction: Direction,
         /// Losses so far.
         samples: Vec<Sample>,
@@ -138,9 +145,15 @@ impl SearchState {
         }
         match &self.phase {
             Phase::Try {
-                commits, samples, ..
+                commits,
+                direction,
+                samples,
             } => {
-                if !is_rate(*commits) || samples.len() > MAX_SAMPLES {
+                let for_sound = match direction {
+                    Direction::Again { commits, reward } => is_rate(*commits) && sound(*reward),
+                    _ => true,
+                };
+                if !is_rate(*commits) || !for_sound || samples.len() > MAX_SAMPLES {
                     return refuse("its try");
                 }
                 let ordered = samples.windows(2).all(|pair| pair[0].at_us < pair[1].at_us);
