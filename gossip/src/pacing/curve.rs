@@ -1,7 +1,7 @@
 //! A loss curve fitted to a few points, and the reward of the commit rate that made it.
 //!
 //! ADSP fits `loss(t) = 1 / (a^2 t + b) + c` to the mean training loss at three moments of a try and rewards the try with the
-//! reciprocal of the time at which the curve meets a target (Hu, Wang, Wu, AAAI 2020, section 4.2). Two fits are here:
+//! reciprocal of the time at which the curve meets a target (Hu, Wang, Wu, AAAI 2020). Two fits are here:
 //!
 //! * [`Curve::fit`], the paper's, all of a², b and c free: exact for three convex points, least squares over more;
 //! * [`Curve::fit_above`], c known: two parameters only, much less sensitive to noise, with the standard error of its rate.

@@ -1,7 +1,7 @@
 //! The momentum that commits without waiting bring with them, and what is left to apply by hand.
 //!
 //! Updates that were computed from older parameters act like momentum. ADSP gives it as
-//! `mu = 1 - 1 / (1 + (1 - 1/m) * sum_i Gamma / (dC_i * v_i))` (Hu, Wang, Wu, AAAI 2020, theorem 1): the seldomer the commits,
+//! `mu = 1 - 1 / (1 + (1 - 1/m) * sum_i Gamma / (dC_i * v_i))` (Hu, Wang, Wu, AAAI 2020): the seldomer the commits,
 //! the more. Units: with v_i as the time that one step takes, each term is the number of steps in a commit, and m peers
 //! that commit every step have 1 - 1/m, as asynchronous descent does. The authors' script takes Gamma / v_i = 0.05 for each of
 //! 18 workers instead; whoever follows it scales v.

@@ -1,6 +1,6 @@
 //! The online search for the commit rate: how many commits per check period make the mean training loss fall fastest.
 //!
-//! ADSP (Hu, Wang, Wu, AAAI 2020, algorithm 1): a try lasts a check period at one rate; tries at higher rates follow while the
+//! ADSP (Hu, Wang, Wu, AAAI 2020): a try lasts a check period at one rate; tries at higher rates follow while the
 //! reward rises; then the best rate is held. It searches again after [`Settings::hold`] and when the loss has risen by
 //! [`Settings::rise_frac`] from one check to the next.
 //!
