@@ -12,5 +12,7 @@ pub mod transfer;
 pub mod message;
 pub mod membership;
 pub mod ending;
+pub mod knowledge;
+pub mod pacing;
 pub mod agreement;
 pub mod exchange;
