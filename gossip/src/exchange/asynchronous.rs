@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::{CREDIT, Gradient, Output, Shared, join, split};
 use crate::gradient::pack::PackError;
+use crate::gradient::selection::{Order, Selection};
 use crate::ids::PeerId;
 use crate::message::UpdateHeader;
 use crate::time::Tick;
@@ -164,8 +165,13 @@ fn send(
     let mut packed = Vec::new();
     shared.packer.pack(
         &mut link.residual,
-        shared.config.fraction,
-        shared.config.values,
+        Order {
+            selection: Selection::TopK {
+                fraction: shared.config.fraction,
+            },
+            values: shared.config.values,
+            weights: None,
+        },
         &mut packed,
     )?;
     let packet = join(&shared.header(link.next_seq, step, link.samples), &packed);

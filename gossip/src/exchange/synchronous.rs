@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::{Gradient, Output, Shared, join};
 use crate::gradient::pack::PackError;
+use crate::gradient::selection::{Order, Selection};
 use crate::ids::PeerId;
 use crate::message::UpdateHeader;
 use crate::time::Tick;
@@ -82,8 +83,13 @@ impl Synchronous {
         let config = shared.config;
         if let Err(error) = shared.packer.pack(
             &mut self.residual,
-            config.fraction,
-            config.values,
+            Order {
+                selection: Selection::TopK {
+                    fraction: config.fraction,
+                },
+                values: config.values,
+                weights: None,
+            },
             &mut packed,
         ) {
             self.residual.fill(0.0);
