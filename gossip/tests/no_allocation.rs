@@ -18,14 +18,17 @@ use skein_gossip::gradient::{
 const LENGTHS: [usize; 5] = [50_000, 64, 9_000, 1, 120_000];
 
 /// Six steps, of which all but the first are counted; `order` says what to pack.
-fn run(name: &str, order: impl Fn(&mut Packer, &[f32], u64) -> (Selection, Values)) {
+fn run(
+    name: &str,
+    mut packet: Vec<u8>,
+    order: impl Fn(&mut Packer, &[f32], u64) -> (Selection, Values),
+) {
     let layout = Layout::new(&LENGTHS).unwrap();
     let weights = heavy_tailed(layout.n_values(), 100);
     let mut packer = Packer::new(&layout).unwrap();
     let mut unpacker = Unpacker::new(&layout).unwrap();
     let mut residual = vec![0.0; layout.n_values()];
     let mut inbox = vec![0.0; layout.n_values()];
-    let mut packet = vec![];
     for step in 0..6 {
         let gradient = heavy_tailed(layout.n_values(), step);
         let ((), counts) = count(|| {
@@ -61,15 +64,15 @@ fn a_step_allocates_nothing_after_the_first_whatever_is_sent() {
             Selection::Significant { threshold: 0.1 },
             Selection::Significant { threshold: 1.0 },
         ] {
-            run(&format!("{selection:?} {values:?}"), |_, _, _| {
+            run(&format!("{selection:?} {values:?}"), vec![], |_, _, _| {
                 (selection, values)
             });
         }
-        run(&format!("random {values:?}"), |_, _, seed| {
+        run(&format!("random {values:?}"), vec![], |_, _, seed| {
             let fraction = 0.05;
             (Selection::RandomK { fraction, seed }, values)
         });
-        run(&format!("parts {values:?}"), |_, _, step| {
+        run(&format!("parts {values:?}"), vec![], |_, _, step| {
             let index = (step % 3) as u32;
             (Selection::Part { index, of: 3 }, values)
         });
@@ -80,19 +83,25 @@ fn a_step_allocates_nothing_after_the_first_whatever_is_sent() {
 fn fitting_a_budget_allocates_nothing_after_the_first_time() {
     for (measure, least, most) in [(Measure::TopK, 1e-4, 0.5), (Measure::MaxN, 1.0, 100.0)] {
         for bytes in [3_000, 40_000, 1_000_000] {
-            run(&format!("{measure:?} {bytes}"), |packer, residual, _| {
-                let fit = packer.fit(
-                    residual,
-                    Wanted {
-                        bytes,
-                        measure,
-                        least,
-                        most,
-                        values: &Values::AUTO,
-                    },
-                );
-                (fit.selection, fit.values)
-            });
+            // Amounts differ by step.
+            let roomy = Vec::with_capacity(1 << 20);
+            run(
+                &format!("{measure:?} {bytes}"),
+                roomy,
+                |packer, residual, _| {
+                    let fit = packer.fit(
+                        residual,
+                        Wanted {
+                            bytes,
+                            measure,
+                            least,
+                            most,
+                            values: &Values::AUTO,
+                        },
+                    );
+                    (fit.selection, fit.values)
+                },
+            );
         }
     }
 }

@@ -82,13 +82,21 @@ impl Contents {
         rest[0] += self.heads_bytes * 0.5;
         rest[2] += self.heads_bytes * 0.1;
         let body = self.body_bytes();
-        let coded = if body <= BLOCK_BYTES {
-            let mut both = highs;
-            both.iter_mut().zip(&rest).for_each(|(n, more)| *n += more);
-            bytes_of(&both)
-        } else {
-            bytes_of(&highs) + bytes_of(&rest)
-        };
+        // Highs come first: the block in which they end has one code for both.
+        let highs_there = self.highs_bytes % BLOCK_BYTES;
+        let rest_there = (body - self.highs_bytes).min(BLOCK_BYTES - highs_there);
+        let share = |part: f64, of: f64| part / of.max(1.0);
+        let (highs_share, rest_share) = (
+            share(highs_there, self.highs_bytes),
+            share(rest_there, body - self.highs_bytes),
+        );
+        let mut both = [0.0; 256];
+        for ((both, high), rest) in both.iter_mut().zip(&highs).zip(&rest) {
+            *both = high * highs_share + rest * rest_share;
+        }
+        let coded = bytes_of(&highs) * (1.0 - highs_share)
+            + bytes_of(&both)
+            + bytes_of(&rest) * (1.0 - rest_share);
         let overhead = OVERHEAD_BYTES * (body / BLOCK_BYTES).ceil();
         let ratio = (coded + unseen + overhead) / body.max(1.0);
         // What saves less than a 64th, zstd leaves as it is.

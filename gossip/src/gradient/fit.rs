@@ -16,13 +16,16 @@ use super::{
 };
 
 /// The fewest sampled entries that say something about the distribution of bytes, and as many as are of use.
-const SAMPLE: std::ops::RangeInclusive<f64> = 512.0..=4096.0;
+const SAMPLE: std::ops::RangeInclusive<f64> = 512.0..=16_384.0;
 
 /// Halvings of the range of amounts: to 0.02 % of it, on a scale of factors.
 const HALVINGS: usize = 12;
 
 /// Estimates of the ratio on the way to an amount.
 const ROUNDS: usize = 3;
+
+/// A packet may be estimated at so much over the budget: less than estimates are worth.
+const OVER: f64 = 0.01;
 
 /// What amounts are measured by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +61,7 @@ pub struct Fit {
     pub values: Values,
     /// Entries in its packet, estimated.
     pub n_entries: usize,
-    /// Bytes of its packet, estimated; more than the budget only at the least amount.
+    /// Bytes of its packet, estimated; beyond the budget, apart from a percent, only at the least amount.
     pub bytes: usize,
 }
 
@@ -106,8 +109,8 @@ pub(super) struct Estimator {
     highs: Vec<u8>,
     raw: Vec<u8>,
     contents: Box<Contents>,
-    /// Per kind of values, by how much bodies were larger than estimated.
-    corrections: [f64; Values::ALL.len()],
+    /// Per kind of values, by what factor bodies were larger than estimated, once one was packed.
+    corrections: [Option<f64>; Values::ALL.len()],
     /// The last estimate: for which order, and to what its body shrinks, uncorrected.
     estimated: Option<(Selection, Values, f64)>,
 }
@@ -125,7 +128,7 @@ impl Estimator {
             highs: Vec::with_capacity(2 * capacity),
             raw: Vec::with_capacity(4 * capacity),
             contents: Box::new(Contents::new()),
-            corrections: [1.0; Values::ALL.len()],
+            corrections: [None; Values::ALL.len()],
             estimated: None,
         }
     }
@@ -177,7 +180,8 @@ impl Estimator {
         };
         let found = stored_bytes as f64 / body_bytes.max(1) as f64 / ratio;
         let correction = &mut self.corrections[order.values as usize];
-        *correction = (0.5 * (*correction + found)).clamp(0.5, 2.0);
+        let halfway = correction.map_or(found, |before| 0.5 * (before + found));
+        *correction = Some(halfway.clamp(0.5, 2.0));
     }
 
     fn search(
@@ -198,28 +202,43 @@ impl Estimator {
                 return self.found(measure.selection(wanted.most), kind, ratio);
             }
         }
-        let (least, most) = (measure.level(wanted.least), measure.level(wanted.most));
-        let mut amount = wanted.most;
+        let mut best = wanted.least;
+        let mut fits = (measure.level(best), 0.0);
+        fits.1 = self.ratio(layout, residual, measure.selection(best), kind);
+        let mut too_much = (measure.level(wanted.most), ratio);
+        let mut fit = self.found(measure.selection(best), kind, fits.1);
+        if fit.bytes > wanted.bytes {
+            return fit;
+        }
         for _ in 0..ROUNDS {
-            let (mut fits, mut too_much) = (least, most);
+            // Between amounts whose ratios are known, ratios change evenly.
+            let (mut below, mut above) = (fits.0, too_much.0);
             for _ in 0..HALVINGS {
-                let middle = 0.5 * (fits + too_much);
+                let middle = 0.5 * (below + above);
+                let share = (middle - fits.0) / (too_much.0 - fits.0);
                 self.fill(measure.selection(measure.amount(middle)), kind);
-                if self.packet_bytes(kind, ratio) <= budget {
-                    fits = middle;
+                if self.packet_bytes(kind, fits.1 + share * (too_much.1 - fits.1)) <= budget {
+                    below = middle;
                 } else {
-                    too_much = middle;
+                    above = middle;
                 }
             }
-            amount = measure.amount(fits).clamp(wanted.least, wanted.most);
-            ratio = self.ratio(layout, residual, measure.selection(amount), kind);
+            let amount = measure.amount(below).clamp(wanted.least, wanted.most);
+            let ratio = self.ratio(layout, residual, measure.selection(amount), kind);
+            if self.packet_bytes(kind, ratio) <= budget * (1.0 + OVER) {
+                best = amount;
+                fits = (below, ratio);
+                fit = self.found(measure.selection(best), kind, ratio);
+            } else {
+                too_much = (below, ratio);
+            }
         }
-        self.found(measure.selection(amount), kind, ratio)
+        fit
     }
 
     fn packet_bytes(&self, kind: Values, ratio: f64) -> f64 {
         self.contents
-            .packet_bytes(ratio * self.corrections[kind as usize])
+            .packet_bytes(ratio * self.corrections[kind as usize].unwrap_or(1.0))
     }
 
     /// The fit that `contents` describe.

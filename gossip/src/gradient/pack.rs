@@ -303,15 +303,17 @@ fn put_words(heads: &mut Vec<u8>, first: usize, second: usize) {
 
 /// Spare capacity for a packet: so that no step has to grow the output because it sends more bytes than the one before.
 fn capacity(layout: &Layout, order: Order<'_>) -> usize {
-    let (raw, body) = layout.ranges().fold((0, 0), |(raw, body), range| {
-        let length = range.len();
-        let n = match layout.part(order.selection, &range) {
-            Some(part) => part.len(),
-            None => order.selection.most_of(length),
-        };
-        let (more_raw, more_body) = format::capacity(order.values, n, length);
-        (raw + more_raw, body + more_body)
-    });
+    let (raw, body) = if let Selection::Part { of, .. } = order.selection {
+        // The same for each part.
+        let n = layout.n_values() / of.max(1) as usize + 1;
+        (order.values.raw_bytes(n), 16 * layout.n_variables() + 2 * n)
+    } else {
+        layout.ranges().fold((0, 0), |(raw, body), range| {
+            let n = order.selection.most_of(range.len());
+            let (more_raw, more_body) = format::capacity(order.values, n, range.len());
+            (raw + more_raw, body + more_body)
+        })
+    };
     HEADER_BYTES + raw + compressed_bound(body)
 }
 

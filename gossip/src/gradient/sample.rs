@@ -135,7 +135,8 @@ mod tests {
                 end = run.end;
                 n += run.len();
             }
-            prop_assert!(if length <= WHOLE { n == length } else { n >= WHOLE - RUN });
+            let enough = if length <= WHOLE { n == length } else { n >= WHOLE - RUN };
+            prop_assert!(enough);
         }
     }
 }
