@@ -1,4 +1,4 @@
-//! Selecting, packing and unpacking gradients, next to a plain copy and a plain read of the same memory.
+//! Selecting, packing and unpacking gradients, and fitting a budget, next to a plain copy and a plain read of the same memory.
 //!
 //! Throughput is always in bytes of the dense f32 arena, so that all rows compare. One thread. `cargo bench -p skein-gossip`;
 //! `benches/topk.py` gives PyTorch's figures for the selection alone.
@@ -14,17 +14,27 @@ use std::hint::black_box;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
 use gradients::heavy_tailed;
-use skein_gossip::gradient::{layout::Layout, pack::Packer, unpack::Unpacker, values::Values};
+use skein_gossip::gradient::{
+    accumulate::accumulate,
+    fit::{Measure, Wanted},
+    layout::Layout,
+    pack::Packer,
+    selection::{Order, Selection},
+    unpack::Unpacker,
+    values::Values,
+};
 
-/// Lengths as convolutional networks have them: few large variables, many small ones.
+const SIZES: [usize; 2] = [1_200_000, 5_000_000];
+
+/// Lengths of a small convolutional network, with the first linear layer as large as it takes.
 fn lengths(n_values: usize) -> Vec<usize> {
-    let mut lengths = vec![64, 9 * 64, 128, 9 * 64 * 128, 256, 9 * 128 * 256];
-    lengths.push(n_values - lengths.iter().sum::<usize>());
+    let mut lengths = vec![9 * 32, 32, 9 * 32 * 64, 64, 128, 1280, 10];
+    lengths.insert(4, n_values - lengths.iter().sum::<usize>());
     lengths
 }
 
 fn memory(criterion: &mut Criterion) {
-    for n_values in [1_200_000, 10_000_000] {
+    for n_values in SIZES {
         let source = heavy_tailed(n_values, 1);
         let mut target = vec![0.0; n_values];
         let mut group = criterion.benchmark_group("memory");
@@ -43,26 +53,66 @@ fn memory(criterion: &mut Criterion) {
     }
 }
 
+fn orders(weights: &[f32]) -> Vec<(String, Order<'_>)> {
+    let top = |fraction| Selection::TopK { fraction };
+    let random = Selection::RandomK {
+        fraction: 0.01,
+        seed: 1,
+    };
+    [
+        ("top 0.1 %", top(0.001), Values::F16),
+        ("top 1 %", top(0.01), Values::F16),
+        ("top 1 %", top(0.01), Values::BF16),
+        ("top 1 %", top(0.01), Values::Int8),
+        ("top 10 %", top(0.1), Values::F16),
+        ("top 10 %", top(0.1), Values::Int8),
+        ("dense", Selection::Dense, Values::F16),
+        ("dense", Selection::Dense, Values::BF16),
+        ("dense", Selection::Dense, Values::Int8),
+        ("dense", Selection::Dense, Values::F32),
+        ("max 80", Selection::MaxN { n: 80.0 }, Values::F16),
+        ("max 95", Selection::MaxN { n: 95.0 }, Values::F16),
+        ("random 1 %", random, Values::F16),
+        (
+            "significant",
+            Selection::Significant { threshold: 10.0 },
+            Values::F16,
+        ),
+        (
+            "part 1 of 100",
+            Selection::Part { index: 50, of: 100 },
+            Values::F16,
+        ),
+    ]
+    .into_iter()
+    .map(|(name, selection, values)| {
+        let order = Order {
+            selection,
+            values,
+            weights: Some(weights),
+        };
+        (format!("{name} {values:?}"), order)
+    })
+    .collect()
+}
+
 fn coding(criterion: &mut Criterion) {
-    for n_values in [1_200_000, 10_000_000] {
+    for n_values in SIZES {
         let layout = Layout::new(&lengths(n_values)).expect("within bounds");
         let gradient = heavy_tailed(n_values, 1);
+        let weights = heavy_tailed(n_values, 2);
         let mut packer = Packer::new(&layout).expect("memory for zstd");
         let mut unpacker = Unpacker::new(&layout).expect("memory for zstd");
-        for (name, fraction, values) in [
-            ("1 % f16", 0.01, Values::F16),
-            ("10 % f16", 0.1, Values::F16),
-            ("dense f16", 1.0, Values::F16),
-            ("dense f32", 1.0, Values::F32),
-        ] {
+        for (name, order) in orders(&weights) {
             let mut packet = vec![];
-            packer
-                .pack(&mut gradient.clone(), fraction, values, &mut packet)
+            let packed = packer
+                .pack(&mut gradient.clone(), order, &mut packet)
                 .expect("a finite gradient");
             println!(
-                "{name}, {n_values} values: {} bytes, {:.2} bits a value",
-                packet.len(),
-                packet.len() as f64 * 8.0 / n_values as f64
+                "{name}, {n_values} values: {} entries, {} bytes, {:.2} bits a value",
+                packed.n_entries,
+                packed.bytes,
+                packed.bytes as f64 * 8.0 / n_values as f64
             );
             let mut group = criterion.benchmark_group("coding");
             group
@@ -77,7 +127,7 @@ fn coding(criterion: &mut Criterion) {
                         fresh,
                         |residual| {
                             out.clear();
-                            packer.pack(residual, fraction, values, &mut out)
+                            packer.pack(residual, order, &mut out)
                         },
                         BatchSize::PerIteration,
                     );
@@ -95,9 +145,40 @@ fn coding(criterion: &mut Criterion) {
     }
 }
 
+fn budgets(criterion: &mut Criterion) {
+    for n_values in SIZES {
+        let layout = Layout::new(&lengths(n_values)).expect("within bounds");
+        let gradient = heavy_tailed(n_values, 1);
+        let mut packer = Packer::new(&layout).expect("memory for zstd");
+        let mut group = criterion.benchmark_group("budgets");
+        group.throughput(Throughput::BytesDecimal(4 * n_values as u64));
+        for (measure, least, most) in [(Measure::TopK, 1e-4, 0.3), (Measure::MaxN, 10.0, 99.0)] {
+            let wanted = Wanted {
+                bytes: n_values / 40,
+                measure,
+                least,
+                most,
+                values: &Values::AUTO,
+            };
+            group.bench_function(
+                BenchmarkId::new(format!("{measure:?}"), n_values),
+                |bencher| {
+                    bencher.iter(|| packer.fit(black_box(&gradient), wanted));
+                },
+            );
+        }
+        let mut residual = gradient.clone();
+        group.bench_function(BenchmarkId::new("accumulate", n_values), |bencher| {
+            bencher.iter(|| accumulate(&mut residual, black_box(&gradient)));
+        });
+        group.finish();
+    }
+}
+
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     memory(&mut criterion);
+    budgets(&mut criterion);
     coding(&mut criterion);
     criterion.final_summary();
 }

@@ -12,6 +12,7 @@ use skein_gossip::{
     gradient::{
         layout::Layout,
         pack::Packer,
+        selection::{Order, Selection},
         unpack::{UnpackError, Unpacker},
         values::Values,
     },
@@ -20,6 +21,23 @@ use skein_gossip::{
 
 /// Error values and zstd's messages.
 const SLACK: isize = 4096;
+
+/// Every way to lay out a packet: dense, sparse by both widths of gaps, a run.
+const SELECTIONS: [Selection; 5] = [
+    Selection::Dense,
+    Selection::TopK { fraction: 0.002 },
+    Selection::TopK { fraction: 0.2 },
+    Selection::MaxN { n: 60.0 },
+    Selection::Part { index: 1, of: 3 },
+];
+
+fn order(selection: Selection, values: Values) -> Order<'static> {
+    Order {
+        selection,
+        values,
+        weights: None,
+    }
+}
 
 fn bomb(n_bytes: usize) -> Vec<u8> {
     let mut out = vec![];
@@ -48,7 +66,11 @@ fn a_packet_with_a_bomb_allocates_nothing_and_leaves_the_arena_alone() {
     let mut packet = vec![];
     Packer::new(&layout)
         .unwrap()
-        .pack(&mut vec![1.0; 5100], 1.0, Values::F32, &mut packet)
+        .pack(
+            &mut vec![1.0; 5100],
+            order(Selection::Dense, Values::F32),
+            &mut packet,
+        )
         .unwrap();
     let bomb = bomb(64 << 20);
     packet.truncate(20);
@@ -105,18 +127,17 @@ proptest! {
     #[test]
     fn arbitrary_and_mutated_packets_stay_within_bounds_and_leave_the_arena_alone_when_refused(
         seed: u64,
-        fraction in prop_oneof![Just(0.01f32), Just(0.2), Just(1.0)],
-        half: bool,
+        selection in prop::sample::select(&SELECTIONS),
+        values in prop::sample::select(&Values::ALL),
         level in prop_oneof![Just(1i32), Just(-100)],
         edits in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..4),
         cut in proptest::option::of(any::<proptest::sample::Index>()),
         tail in proptest::collection::vec(any::<u8>(), 0..3),
     ) {
         let layout = Layout::new(&[40, 1, 700, 300]).unwrap();
-        let values = if half { Values::F16 } else { Values::F32 };
         let mut residual = heavy_tailed(layout.n_values(), seed);
         let mut packet = vec![];
-        Packer::with_level(&layout, level).unwrap().pack(&mut residual, fraction, values, &mut packet).unwrap();
+        Packer::with_level(&layout, level).unwrap().pack(&mut residual, order(selection, values), &mut packet).unwrap();
         for (at, byte) in edits {
             let at = at.index(packet.len());
             packet[at] = byte;
@@ -141,14 +162,14 @@ proptest! {
 
     #[test]
     fn arbitrary_bodies_behind_a_valid_header_never_panic(
-        half: bool,
-        body in proptest::collection::vec(prop_oneof![0u8..4, any::<u8>()], 0..90),
+        kind in 0u8..5,
+        body in proptest::collection::vec(prop_oneof![0u8..5, any::<u8>()], 0..90),
         n_highs in 0u32..40,
         raw in 0usize..90,
     ) {
         let layout = Layout::new(&[4, 30]).unwrap();
         let mut unpacker = Unpacker::new(&layout).unwrap();
-        let mut packet = vec![u8::from(!half), 0, 0, 0];
+        let mut packet = vec![kind, 0, 0, 0];
         packet.extend_from_slice(&layout.digest().to_le_bytes());
         for word in [body.len() as u32, n_highs, body.len() as u32] {
             packet.extend_from_slice(&word.to_le_bytes());

@@ -8,17 +8,50 @@ use proptest::prelude::*;
 use skein_gossip::gradient::{
     layout::Layout,
     pack::{PackError, Packer},
+    selection::{Order, Selection},
     unpack::{UnpackError, Unpacked, Unpacker},
     values::Values,
 };
 
 const LENGTHS: [usize; 5] = [300, 1, 17, 5000, 2000];
 
+/// Every selection.
+fn selections(seed: u64) -> [Selection; 8] {
+    [
+        Selection::Dense,
+        Selection::TopK { fraction: 0.1 },
+        Selection::TopK { fraction: 0.7 },
+        Selection::MaxN { n: 80.0 },
+        Selection::MaxN { n: 100.0 },
+        Selection::RandomK {
+            fraction: 0.2,
+            seed,
+        },
+        Selection::Significant { threshold: 0.01 },
+        Selection::Part {
+            index: (seed % 3) as u32,
+            of: 3,
+        },
+    ]
+}
+
+fn top(fraction: f32, values: Values) -> Order<'static> {
+    Order {
+        selection: Selection::TopK { fraction },
+        values,
+        weights: None,
+    }
+}
+
 fn packed(layout: &Layout, residual: &mut [f32], fraction: f32, values: Values) -> Vec<u8> {
+    packed_as(layout, residual, top(fraction, values))
+}
+
+fn packed_as(layout: &Layout, residual: &mut [f32], order: Order<'_>) -> Vec<u8> {
     let mut packet = vec![];
     let packed = Packer::new(layout)
         .unwrap()
-        .pack(residual, fraction, values, &mut packet)
+        .pack(residual, order, &mut packet)
         .unwrap();
     assert_eq!(packed.bytes, packet.len());
     assert!(packet.len() <= layout.max_packet_bytes());
@@ -125,7 +158,7 @@ fn what_is_small_goes_out_once_enough_of_it_has_gathered() {
             .for_each(|(residual, value)| *residual += value);
         let mut packet = vec![];
         packer
-            .pack(&mut residual, 0.1, Values::F16, &mut packet)
+            .pack(&mut residual, top(0.1, Values::F16), &mut packet)
             .unwrap();
         unpacker.check_and_add(&packet, 1.0, &mut sent).unwrap();
     }
@@ -165,7 +198,7 @@ fn each_variable_sends_its_share_and_a_packet_is_as_small_as_that() {
 #[test]
 fn a_variable_of_zeros_and_one_with_few_others_cost_next_to_nothing() {
     let layout = Layout::new(&[50_000, 50_000]).unwrap();
-    for values in [Values::F16, Values::F32] {
+    for values in Values::ALL {
         let mut residual = vec![0.0; 100_000];
         residual[70_000] = 1.0;
         let packet = packed(&layout, &mut residual, 1.0, values);
@@ -179,13 +212,20 @@ fn a_variable_of_zeros_and_one_with_few_others_cost_next_to_nothing() {
 fn a_gradient_that_is_not_finite_is_not_sent_and_not_touched() {
     let layout = Layout::new(&LENGTHS).unwrap();
     let mut packer = Packer::new(&layout).unwrap();
-    for values in [Values::F16, Values::F32] {
-        for fraction in [0.01, 0.5, 1.0] {
+    let weights = heavy_tailed(layout.n_values(), 9);
+    for values in Values::ALL {
+        for selection in selections(1) {
             for (at, variable, entry) in [(7317, 4, 1999), (300, 1, 0), (318, 3, 0)] {
                 let mut residual = heavy_tailed(layout.n_values(), 4);
                 residual[at] = f32::NEG_INFINITY;
                 let (before, mut out) = (residual.clone(), vec![1, 2]);
-                match packer.pack(&mut residual, fraction, values, &mut out) {
+                let weights = Some(&weights[..]);
+                let order = Order {
+                    selection,
+                    values,
+                    weights,
+                };
+                match packer.pack(&mut residual, order, &mut out) {
                     Err(PackError::NotFinite {
                         variable: v,
                         entry: e,
@@ -200,23 +240,191 @@ fn a_gradient_that_is_not_finite_is_not_sent_and_not_touched() {
 }
 
 #[test]
-fn a_wrong_arena_or_fraction_is_named() {
+fn a_wrong_arena_or_order_is_named() {
     let layout = Layout::new(&[4]).unwrap();
     let mut packer = Packer::new(&layout).unwrap();
-    let mut pack = |n, fraction| {
-        packer
-            .pack(&mut vec![1.0; n], fraction, Values::F16, &mut vec![])
-            .unwrap_err()
+    let mut pack = |n, selection, weights| {
+        let values = Values::F16;
+        let order = Order {
+            selection,
+            values,
+            weights,
+        };
+        let (mut residual, mut out) = (vec![1.0; n], vec![7]);
+        let error = packer.pack(&mut residual, order, &mut out).unwrap_err();
+        assert_eq!((residual, out), (vec![1.0; n], vec![7]));
+        error
     };
     assert!(matches!(
-        pack(3, 0.5),
+        pack(3, Selection::Dense, None),
         PackError::Arena {
             expected: 4,
             got: 3
         }
     ));
-    for fraction in [0.0, -1.0, 1.1, f32::NAN] {
-        assert!(matches!(pack(4, fraction), PackError::Fraction { .. }));
+    let mut wrong = vec![
+        Selection::Part { index: 0, of: 0 },
+        Selection::Part { index: 2, of: 2 },
+    ];
+    for bad in [0.0, -1.0, 100.1, f32::INFINITY, f32::NAN] {
+        wrong.extend([
+            Selection::TopK { fraction: bad },
+            Selection::RandomK {
+                fraction: bad,
+                seed: 1,
+            },
+            Selection::MaxN { n: bad },
+        ]);
+        if bad != 100.1 {
+            wrong.push(Selection::Significant { threshold: bad });
+        }
+    }
+    for selection in wrong {
+        let error = pack(4, selection, Some(&[1.0; 4]));
+        assert!(
+            matches!(error, PackError::Selection { .. }),
+            "{selection:?}: {error}"
+        );
+    }
+    let significant = Selection::Significant { threshold: 0.01 };
+    for (weights, n) in [(None, 0), (Some(&[1.0; 5][..]), 5)] {
+        match pack(4, significant, weights) {
+            PackError::Weights { expected: 4, got } => assert_eq!(got, n),
+            other => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn each_rule_sends_what_it_says() {
+    let layout = Layout::new(&[10, 4]).unwrap();
+    let residual = [
+        0.5, 0.0, 8.0, -3.0, 0.0, 7.5, 0.0, 0.0, 0.0, 0.25, 1.0, -2.0, 0.0, 0.5,
+    ];
+    let mut weights = [100.0; 14];
+    (weights[0], weights[4], weights[9], weights[11]) = (40.0, 0.0, 0.0, 1.0);
+    for (selection, sent) in [
+        (Selection::TopK { fraction: 0.2 }, &[2, 5, 11][..]),
+        (Selection::MaxN { n: 7.0 }, &[2, 5, 11]),
+        (Selection::MaxN { n: 5.0 }, &[2, 11]),
+        (Selection::MaxN { n: 63.0 }, &[2, 3, 5, 10, 11]),
+        (Selection::Significant { threshold: 0.05 }, &[2, 5, 9, 11]),
+        (Selection::Part { index: 0, of: 7 }, &[0, 1]),
+        (Selection::Part { index: 4, of: 5 }, &[11, 12, 13]),
+        (
+            Selection::Part { index: 1, of: 2 },
+            &[7, 8, 9, 10, 11, 12, 13],
+        ),
+        (Selection::Part { index: 0, of: 100 }, &[]),
+    ] {
+        let mut rest = residual;
+        let order = Order {
+            selection,
+            values: Values::F32,
+            weights: Some(&weights),
+        };
+        let packet = packed_as(&layout, &mut rest, order);
+        let (inbox, _) = unpacked(&layout, &packet);
+        for at in 0..14 {
+            let expected = if sent.contains(&at) {
+                residual[at]
+            } else {
+                0.0
+            };
+            assert_eq!(inbox[at], expected, "{selection:?} at {at}");
+            assert_eq!(rest[at], residual[at] - expected);
+        }
+    }
+}
+
+#[test]
+fn all_parts_together_are_the_gradient() {
+    let layout = Layout::new(&LENGTHS).unwrap();
+    let gradient = heavy_tailed(layout.n_values(), 6);
+    for of in [1, 2, 7, 1000] {
+        let (mut residual, mut sent) = (gradient.clone(), vec![0.0; layout.n_values()]);
+        let (mut packer, mut unpacker) = (
+            Packer::new(&layout).unwrap(),
+            Unpacker::new(&layout).unwrap(),
+        );
+        for index in 0..of {
+            let mut packet = vec![];
+            let order = Order {
+                selection: Selection::Part { index, of },
+                values: Values::F32,
+                weights: None,
+            };
+            packer.pack(&mut residual, order, &mut packet).unwrap();
+            assert!(packet.len() < 40 + 4 * (layout.n_values() / of as usize + 1) + 20);
+            unpacker.check_and_add(&packet, 1.0, &mut sent).unwrap();
+        }
+        assert!(residual.iter().all(|value| *value == 0.0));
+        assert_eq!(sent, gradient);
+    }
+}
+
+#[test]
+fn a_small_run_of_int8_has_exactly_these_bytes() {
+    let layout = Layout::new(&[4, 6]).unwrap();
+    let mut residual = [9.0, 9.0, 9.0, 9.0, 0.0, -1.0, 0.26, 100.0, 0.5, 9.0];
+    let order = Order {
+        selection: Selection::Part { index: 1, of: 2 },
+        values: Values::Int8,
+        weights: None,
+    };
+    let packet = packed_as(&layout, &mut residual, order);
+    #[rustfmt::skip]
+    assert_eq!(packet[..4], [3, 0, 0, 0]); // int8, stored
+    #[rustfmt::skip]
+    assert_eq!(packet[8..], [
+        16, 0, 0, 0, 6, 0, 0, 0, 16, 0, 0, 0, // body, its highs, stored
+        0, 0xff, 0, 100, 0, 9,                // 2^0, -1, 0 (0.26), 100, 0 (a half to the even), 9
+        0, 4, 1, 0, 0, 0, 5, 0, 0, 0,         // nothing; a run of five from 1
+    ]);
+    assert_eq!(
+        residual,
+        [9.0, 9.0, 9.0, 9.0, 0.0, 0.0, 0.26, 0.0, 0.5, 0.0]
+    );
+}
+
+#[test]
+fn a_small_packet_of_bf16_has_exactly_these_bytes() {
+    let layout = Layout::new(&[2]).unwrap();
+    let mut residual = [-1.5, 3.015625];
+    let packet = packed(&layout, &mut residual, 1.0, Values::BF16);
+    #[rustfmt::skip]
+    assert_eq!(packet[8..], [
+        3, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, // body, its highs, stored
+        0xc0, 0x41,                         // sign and mantissa; 3.015625 rounds up to 3.015625 = 0b1.1000001
+        0x7f, 0x80,                         // exponents
+        1,                                  // dense
+    ]);
+    assert_eq!(packet[0], 2);
+    assert_eq!(residual, [0.0, 0.0]);
+}
+
+#[test]
+fn runs_that_an_encoder_does_not_make_are_refused() {
+    let layout = Layout::new(&[4, 6]).unwrap();
+    let order = Order {
+        selection: Selection::Part { index: 1, of: 2 },
+        values: Values::Int8,
+        weights: None,
+    };
+    let good = packed_as(&layout, &mut [1.0; 10], order);
+    for (first, n) in [
+        (2, 5),
+        (u32::MAX, 5),
+        (1, u32::MAX),
+        (0, 6),
+        (0, 7),
+        (1, 0),
+        (1, 4),
+    ] {
+        let mut packet = good.clone();
+        packet[28..32].copy_from_slice(&first.to_le_bytes());
+        packet[32..].copy_from_slice(&n.to_le_bytes());
+        refused(&layout, &packet);
     }
 }
 
@@ -271,34 +479,40 @@ proptest! {
     fn sent_and_residual_are_the_gradient_exactly(
         bits in proptest::collection::vec(any::<u32>(), 600),
         narrow: bool,
-        fraction in prop_oneof![0.001f32..1.0, Just(1.0)],
-        half: bool,
+        selection in (0usize..8, any::<u64>()).prop_map(|(at, seed)| selections(seed)[at]),
+        values in prop::sample::select(&Values::ALL),
     ) {
         // Finite floats of every exponent, or of a range as gradients have.
         let finite = |bits: u32| if narrow { (bits & 0x80ff_ffff) | 0x3800_0000 } else { bits & 0xbfff_ffff };
         let gradient: Vec<f32> = bits.into_iter().map(|bits| f32::from_bits(finite(bits))).collect();
+        let weights = heavy_tailed(600, 1);
         let layout = Layout::new(&[1, 299, 300]).unwrap();
         let mut residual = gradient.clone();
-        let values = if half { Values::F16 } else { Values::F32 };
-        let packet = packed(&layout, &mut residual, fraction, values);
+        let order = Order { selection, values, weights: Some(&weights) };
+        let packet = packed_as(&layout, &mut residual, order);
         let (sent, _) = unpacked(&layout, &packet);
         for ((sent, rest), value) in sent.iter().zip(&residual).zip(&gradient) {
             prop_assert_eq!(sent + rest, *value);
             prop_assert_eq!(f64::from(*sent) + f64::from(*rest), f64::from(*value));
-            if !half {
+            if values == Values::F32 {
                 prop_assert!(*sent == 0.0 || *rest == 0.0);
             }
         }
     }
 
     #[test]
-    fn the_same_residual_makes_the_same_packet(seed: u64, fraction in 0.001f32..1.0) {
+    fn the_same_residual_makes_the_same_packet(
+        seed: u64,
+        selection in (0usize..8, any::<u64>()).prop_map(|(at, seed)| selections(seed)[at]),
+        values in prop::sample::select(&Values::ALL),
+    ) {
         let layout = Layout::new(&LENGTHS).unwrap();
         let gradient = heavy_tailed(layout.n_values(), seed);
+        let order = Order { selection, values, weights: Some(&gradient) };
         let mut used = Packer::new(&layout).unwrap();
-        used.pack(&mut heavy_tailed(layout.n_values(), !seed), 0.3, Values::F32, &mut vec![]).unwrap();
+        used.pack(&mut heavy_tailed(layout.n_values(), !seed), top(0.3, Values::F32), &mut vec![]).unwrap();
         let mut again = vec![];
-        used.pack(&mut gradient.clone(), fraction, Values::F16, &mut again).unwrap();
-        prop_assert_eq!(packed(&layout, &mut gradient.clone(), fraction, Values::F16), again);
+        used.pack(&mut gradient.clone(), order, &mut again).unwrap();
+        prop_assert_eq!(packed_as(&layout, &mut gradient.clone(), order), again);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::format;
+use super::{format, selection::Selection};
 
 /// The most variables a model may have; the largest models in use have a few thousand.
 pub const MAX_VARIABLES: usize = 1 << 16;
@@ -89,6 +89,18 @@ impl Layout {
                 0 => 0..*end,
                 _ => self.ends[variable - 1]..*end,
             })
+    }
+
+    /// What of the variable at `range` a part of the arena covers, from the variable's start; `None` if all selections but
+    /// [`Selection::Part`] are meant.
+    pub(super) fn part(&self, selection: Selection, range: &Range<usize>) -> Option<Range<usize>> {
+        let Selection::Part { index, of } = selection else {
+            return None;
+        };
+        // No overflow: at most 2^30 * 2^32.
+        let edge = |index: u64| (self.n_values() as u64 * index / u64::from(of.max(1))) as usize;
+        let within = |edge: usize| edge.clamp(range.start, range.end) - range.start;
+        Some(within(edge(u64::from(index)))..within(edge(u64::from(index) + 1)))
     }
 
     /// The length of the longest variable.

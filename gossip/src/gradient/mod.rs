@@ -7,13 +7,17 @@
 //! the residual, so *sent + residual = gradient* holds exactly, rounding included:
 //!
 //! ```
-//! use skein_gossip::gradient::{layout::Layout, pack::Packer, unpack::Unpacker, values::Values};
+//! use skein_gossip::gradient::{
+//!     layout::Layout, pack::Packer, selection::{Order, Selection}, unpack::Unpacker, values::Values,
+//! };
 //!
 //! let layout = Layout::new(&[3, 2])?; // two variables
 //! let (mut packer, mut unpacker) = (Packer::new(&layout)?, Unpacker::new(&layout)?);
 //! let mut residual = [0.1, -3.0, 0.2, 0.0, 7.0];
 //! let mut packet = vec![];
-//! packer.pack(&mut residual, 0.34, Values::F16, &mut packet)?; // a third of each variable's entries
+//! let third = Selection::TopK { fraction: 0.34 }; // of each variable's entries
+//! let order = Order { selection: third, values: Values::F16, weights: None };
+//! packer.pack(&mut residual, order, &mut packet)?;
 //! assert_eq!(residual, [0.1, 0.0, 0.2, 0.0, 0.0]);
 //!
 //! let mut inbox = [0.0; 5];
@@ -23,12 +27,19 @@
 //! ```
 //!
 //! A packet is a header (`format.rs`), a raw part and a part compressed by zstd; the sender subtracts from its residual with
-//! the very function by which the receiver adds. Modules in reading order, lowest first.
+//! the very function by which the receiver adds. How much is sent, [`Packer::fit`](pack::Packer::fit) finds from a budget of
+//! bytes. Modules in reading order, lowest first.
 
+mod sample;
+pub mod accumulate;
+pub mod values;
+pub mod selection;
 pub mod layout;
 mod select;
 mod indices;
-pub mod values;
 mod format;
 pub mod unpack;
+mod survey;
+mod entropy;
+pub mod fit;
 pub mod pack;

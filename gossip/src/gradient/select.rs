@@ -1,34 +1,23 @@
-//! The `k` largest entries of a variable by magnitude, without sorting it.
+//! The entries of a variable that a rule chooses: the `k` largest by magnitude without sorting it, those above a threshold, or
+//! at random. The `k` largest are found like this:
 //!
 //! 1. A few thousand entries, taken from all over the variable, give a threshold that a little more than `k` entries should
 //!    pass (Lin et al. 2018, Deep Gradient Compression, arXiv:1712.01887, section 3.1 on sampling the threshold).
 //! 2. One pass over the variable collects the entries that pass, the *candidates*.
-//! 3. Among these few, quickselect finds the `k`-th magnitude, and the rest is dropped.
+//! 3. Among these few, a histogram and quickselect in one of its bins find the `k`-th magnitude, and the rest is dropped.
 //!
 //! So the choice is exact, whatever the sample says: the sample only decides how many candidates there are. Should it have
 //! been too strict, a histogram over the whole variable sets the threshold and step 2 is repeated. Ties at the `k`-th
-//! magnitude go to the lower index; zeros are never chosen. Magnitudes are compared as the integers that their bits are
-//! (the order is the same), which the compiler turns into vector code; NaN and infinity are larger than every finite
-//! magnitude, hence always candidates, and found there.
+//! magnitude go to the lower index; zeros are never chosen. Since NaN and infinity are larger than every finite magnitude,
+//! they are always candidates, and found there.
 
-const ABSOLUTE: u32 = 0x7fff_ffff;
-const INFINITE: u32 = 0x7f80_0000;
-
-/// Eight bits of exponent and three of mantissa.
-const BIN_SHIFT: u32 = 20;
-const BINS: usize = 1 << (31 - BIN_SHIFT);
+use super::sample::{self, BIN_SHIFT, BINS, INFINITE, WHOLE, magnitude};
 
 /// Entries looked at in one go: a block without a candidate is skipped whole.
 const BLOCK: usize = 16;
 
 /// Up to here all entries are candidates: cheaper than clearing a histogram.
 const SHORT: usize = 256;
-
-/// Up to here the sample is the whole variable.
-const WHOLE: usize = 4096;
-
-/// Entries in a row that a sample takes: half a cache line.
-const RUN: usize = 8;
 
 /// Chooses entries; holds the buffers for it.
 #[derive(Debug)]
@@ -42,7 +31,7 @@ pub(super) struct Selector {
 
 /// The chosen entries of a variable, ascending.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Selection<'a> {
+pub(super) struct Chosen<'a> {
     /// Positions in the variable.
     pub(super) indices: &'a [u32],
     /// The values there.
@@ -70,32 +59,95 @@ impl Selector {
     }
 
     /// The `k` largest of `variable`, fewer if fewer are nonzero.
-    pub(super) fn select(
-        &mut self,
-        variable: &[f32],
-        k: usize,
-    ) -> Result<Selection<'_>, NotFinite> {
+    pub(super) fn largest(&mut self, variable: &[f32], k: usize) -> Result<Chosen<'_>, NotFinite> {
         let threshold = self.estimate(variable, k);
-        let mut n = self.collect(variable, threshold);
+        let mut n = self.collect(variable, over(threshold));
         if n < k && threshold > 1 {
             self.histogram.fill(0);
-            count(&mut self.histogram, variable);
-            let threshold = threshold_of(&self.histogram, k);
-            n = self.collect(variable, threshold);
+            sample::count(&mut self.histogram, variable);
+            let threshold = sample::threshold_of(&self.histogram, k);
+            n = self.collect(variable, over(threshold));
         }
-        if let Some(at) = self.values[..n].iter().position(|value| !value.is_finite()) {
-            return Err(NotFinite {
-                entry: self.indices[at] as usize,
-                value: self.values[at],
-            });
-        }
+        self.check(n)?;
         if n > k {
             self.narrow(n, k);
             n = k;
         }
-        Ok(Selection {
+        Ok(self.chosen(n))
+    }
+
+    /// The entries of at least `threshold`, a magnitude's bits; no zeros.
+    pub(super) fn at_least(
+        &mut self,
+        variable: &[f32],
+        threshold: u32,
+    ) -> Result<Chosen<'_>, NotFinite> {
+        let n = self.collect(variable, over(threshold));
+        self.check(n)?;
+        Ok(self.chosen(n))
+    }
+
+    /// The values of at least `threshold`, finite or not; no zeros.
+    pub(super) fn collected(&mut self, variable: &[f32], threshold: u32) -> &[f32] {
+        let n = self.collect(variable, over(threshold));
+        &self.values[..n]
+    }
+
+    /// The entries of at least `threshold` times the weight beside them; no zeros.
+    pub(super) fn significant(
+        &mut self,
+        variable: &[f32],
+        weights: &[f32],
+        threshold: f32,
+    ) -> Result<Chosen<'_>, NotFinite> {
+        let n = self.collect(variable, |start, block, over| {
+            let weights = &weights[start..start + block.len()];
+            for ((over, value), weight) in over.iter_mut().zip(block).zip(weights) {
+                let least = magnitude(threshold * weight) as i32;
+                *over = least.clamp(1, INFINITE as i32) - 1 - magnitude(*value) as i32;
+            }
+        });
+        self.check(n)?;
+        Ok(self.chosen(n))
+    }
+
+    /// One entry, by pseudo-random numbers from `seed`, of each of `k` equally long pieces; no zeros. `variable` is finite.
+    pub(super) fn random(&mut self, variable: &[f32], k: usize, seed: u64) -> Chosen<'_> {
+        let mut state = seed;
+        let mut n = 0;
+        for piece in 0..k {
+            // SplitMix64 (Steele et al. 2014).
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut random = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            random = (random ^ random >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            let (start, end) = (piece * variable.len() / k, (piece + 1) * variable.len() / k);
+            let index = start + ((random >> 32) as usize * (end - start) >> 32);
+            self.indices[n] = index as u32;
+            self.values[n] = variable[index];
+            n += usize::from(variable[index] != 0.0);
+        }
+        self.chosen(n)
+    }
+
+    fn chosen(&self, n: usize) -> Chosen<'_> {
+        Chosen {
             indices: &self.indices[..n],
             values: &self.values[..n],
+        }
+    }
+
+    fn check(&self, n: usize) -> Result<(), NotFinite> {
+        let values = &self.values[..n];
+        if sample::all_finite(values) {
+            return Ok(());
+        }
+        let at = values
+            .iter()
+            .position(|value| !value.is_finite())
+            .unwrap_or(0);
+        Err(NotFinite {
+            entry: self.indices[at] as usize,
+            value: values[at],
         })
     }
 
@@ -105,47 +157,51 @@ impl Selector {
             return 1;
         }
         self.histogram.fill(0);
-        if variable.len() <= WHOLE {
-            count(&mut self.histogram, variable);
-            return threshold_of(&self.histogram, k);
-        }
         let mut n_sampled = 0;
-        for run in sample(variable) {
+        for run in sample::runs(variable.len()) {
             n_sampled += run.len();
-            count(&mut self.histogram, run);
+            sample::count(&mut self.histogram, &variable[run]);
+        }
+        if variable.len() <= WHOLE {
+            return sample::threshold_of(&self.histogram, k);
         }
         // Among the sample, the rank of the k-th is spread like a binomial: four deviations make repeats rare.
         let rank = k as f64 * n_sampled as f64 / variable.len() as f64;
-        threshold_of(&self.histogram, (rank + 4.0 * rank.sqrt() + 4.0) as usize)
+        sample::threshold_of(&self.histogram, (rank + 4.0 * rank.sqrt() + 4.0) as usize)
     }
 
-    /// Writes the entries of at least `threshold` to the front of the buffers and returns their number.
-    fn collect(&mut self, variable: &[f32], threshold: u32) -> usize {
+    /// Writes the entries that pass to the front of the buffers and returns their number. `over`, told where a block of at
+    /// most [`BLOCK`] entries starts, makes the lanes of those that pass negative.
+    fn collect(
+        &mut self,
+        variable: &[f32],
+        over: impl Fn(usize, &[f32], &mut [i32; BLOCK]),
+    ) -> usize {
         let blocks = variable.chunks_exact(BLOCK);
         let rest = blocks.remainder();
-        let (mut n, mut start) = (0, 0u32);
+        let (mut n, mut start) = (0, 0);
+        let mut lanes = [0; BLOCK];
         for block in blocks {
-            let passed = block.iter().fold(0, |passed, value| {
-                passed | u32::from(magnitude(*value) >= threshold)
-            });
-            if passed != 0 {
+            over(start, block, &mut lanes);
+            if lanes.iter().fold(0, |any, lane| any | lane) < 0 {
                 // Every lane writes, those that pass keep their place: no branch for the processor to guess.
                 let (mut indices, mut values) = ([0; BLOCK], [0.0; BLOCK]);
                 let mut kept = 0;
-                for (lane, value) in block.iter().enumerate() {
-                    indices[kept % BLOCK] = start + lane as u32;
+                for (at, (value, lane)) in block.iter().zip(&lanes).enumerate() {
+                    indices[kept % BLOCK] = (start + at) as u32;
                     values[kept % BLOCK] = *value;
-                    kept += usize::from(magnitude(*value) >= threshold);
+                    kept += usize::from(*lane < 0);
                 }
                 self.indices[n..n + BLOCK].copy_from_slice(&indices);
                 self.values[n..n + BLOCK].copy_from_slice(&values);
                 n += kept;
             }
-            start += BLOCK as u32;
+            start += BLOCK;
         }
-        for (index, value) in (start..).zip(rest) {
-            if magnitude(*value) >= threshold {
-                self.indices[n] = index;
+        over(start, rest, &mut lanes);
+        for (index, (value, lane)) in rest.iter().zip(&lanes).enumerate() {
+            if *lane < 0 {
+                self.indices[n] = (start + index) as u32;
                 self.values[n] = *value;
                 n += 1;
             }
@@ -156,14 +212,24 @@ impl Selector {
     /// Keeps the `k` largest of the `n` > `k` candidates, in place.
     fn narrow(&mut self, n: usize, k: usize) {
         let (indices, values) = (&mut self.indices[..n], &mut self.values[..n]);
+        // Only the bin that the k-th lies in has to be ordered.
+        self.histogram.fill(0);
+        sample::count(&mut self.histogram, values);
+        let (bin, above) = sample::bin_of(&self.histogram, k);
+        let lower = (bin as u32) << BIN_SHIFT;
+        let upper = lower + (1 << BIN_SHIFT);
         self.magnitudes.clear();
-        self.magnitudes
-            .extend(values.iter().map(|value| magnitude(*value)));
+        self.magnitudes.extend(
+            values
+                .iter()
+                .map(|value| magnitude(*value))
+                .filter(|magnitude| (lower..upper).contains(magnitude)),
+        );
         let (larger, kth, _) = self
             .magnitudes
-            .select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
+            .select_nth_unstable_by(k - above - 1, |a, b| b.cmp(a));
         let kth = *kth;
-        let mut ties = k - larger.iter().filter(|magnitude| **magnitude > kth).count();
+        let mut ties = k - above - larger.iter().filter(|magnitude| **magnitude > kth).count();
         let mut kept = 0;
         for at in 0..n {
             let (index, value) = (indices[at], values[at]);
@@ -179,58 +245,14 @@ impl Selector {
     }
 }
 
-/// The share of nonzero entries, 0 to 1: of a sample where the variable is long.
-pub(super) fn nonzero_frac(variable: &[f32]) -> f64 {
-    let count = |entries: &[f32]| entries.iter().filter(|value| **value != 0.0).count();
-    let (nonzero, n) = if variable.len() <= WHOLE {
-        (count(variable), variable.len())
-    } else {
-        sample(variable).fold((0, 0), |(nonzero, n), run| {
-            (nonzero + count(run), n + run.len())
-        })
-    };
-    nonzero as f64 / n.max(1) as f64
-}
-
-/// The magnitude's bits, ordered as the magnitudes are.
-pub(super) fn magnitude(value: f32) -> u32 {
-    value.to_bits() & ABSOLUTE
-}
-
-/// Short runs from all over a variable of more than [`WHOLE`] entries: a sixteenth of it, 4,096 to 65,536 entries. One run
-/// lies somewhere, by a fixed sequence of pseudo-random numbers, in each of equally long pieces: no pattern of the variable
-/// (rows, channels) can hide from it, and the same variable gives the same sample.
-fn sample(variable: &[f32]) -> impl Iterator<Item = &[f32]> {
-    let n_runs = (variable.len() / 16).clamp(WHOLE, 1 << 16) / RUN;
-    let piece = variable.len() / n_runs;
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    variable.chunks_exact(piece).map(move |piece| {
-        state = state
-            .wrapping_mul(0x5851_f42d_4c95_7f2d)
-            .wrapping_add(0x1405_7b7e_f767_814f);
-        let start = ((state >> 33) as usize * (piece.len() - RUN + 1)) >> 31;
-        &piece[start..start + RUN]
-    })
-}
-
-fn count(histogram: &mut [u32], values: &[f32]) {
-    for value in values {
-        if let Some(bin) = histogram.get_mut((magnitude(*value) >> BIN_SHIFT) as usize) {
-            *bin += 1;
+/// For [`Selector::collect`]: passes what is of at least `threshold`, at most [`INFINITE`], and not zero.
+fn over(threshold: u32) -> impl Fn(usize, &[f32], &mut [i32; BLOCK]) {
+    let below = threshold.clamp(1, INFINITE) as i32 - 1;
+    move |_, block, over| {
+        for (over, value) in over.iter_mut().zip(block) {
+            *over = below - magnitude(*value) as i32;
         }
     }
-}
-
-/// The lower edge of the bin that holds the magnitude of this rank (1 is the largest); 1 if that is zero.
-fn threshold_of(histogram: &[u32], rank: usize) -> u32 {
-    let mut above = 0;
-    for (bin, n) in histogram.iter().enumerate().rev() {
-        above += *n as usize;
-        if above >= rank {
-            return ((bin as u32) << BIN_SHIFT).clamp(1, INFINITE);
-        }
-    }
-    1
 }
 
 #[cfg(test)]
@@ -238,7 +260,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// By sorting: what `select` must equal.
+    /// By sorting: what `largest` must equal.
     fn by_sorting(variable: &[f32], k: usize) -> Vec<u32> {
         let mut order: Vec<u32> = (0..variable.len() as u32)
             .filter(|i| variable[*i as usize] != 0.0)
@@ -251,7 +273,7 @@ mod tests {
 
     fn check(variable: &[f32], k: usize) {
         let mut selector = Selector::new(variable.len());
-        let selection = selector.select(variable, k).unwrap();
+        let selection = selector.largest(variable, k).unwrap();
         let expected = by_sorting(variable, k);
         assert!(
             selection.indices == expected,
@@ -314,29 +336,69 @@ mod tests {
                     let mut variable = heavy(n, 3);
                     variable[entry] = bad;
                     for k in [1, n / 10, n] {
-                        let found = Selector::new(n).select(&variable, k).unwrap_err();
+                        let found = Selector::new(n).largest(&variable, k).unwrap_err();
                         assert_eq!(found.entry, entry);
                     }
                 }
             }
         }
         let flood = vec![f32::NAN; 9000];
-        assert_eq!(Selector::new(9000).select(&flood, 10).unwrap_err().entry, 0);
+        assert_eq!(
+            Selector::new(9000).largest(&flood, 10).unwrap_err().entry,
+            0
+        );
     }
 
     #[test]
-    fn the_nonzero_share_is_near_the_truth() {
-        let mut variable = heavy(100_000, 5);
-        variable
-            .iter_mut()
-            .step_by(4)
-            .for_each(|value| *value = 0.0);
-        let frac = nonzero_frac(&variable);
-        assert!((frac - 0.75).abs() < 0.05, "{frac}");
+    fn a_threshold_lets_pass_what_reaches_it_and_no_zeros() {
+        let variable = heavy(1001, 7);
+        let kept = |threshold: f32| -> Vec<u32> {
+            (0..1001)
+                .filter(|i| variable[*i].abs() >= threshold && variable[*i] != 0.0)
+                .map(|i| i as u32)
+                .collect()
+        };
+        for threshold in [0.0, 1e-5, 1e-3, variable[500].abs(), 1.0] {
+            let mut selector = Selector::new(1001);
+            let chosen = selector.at_least(&variable, threshold.to_bits()).unwrap();
+            assert_eq!(chosen.indices, kept(threshold));
+        }
+    }
+
+    #[test]
+    fn significance_is_relative_to_the_weight() {
+        let mut variable = vec![0.5; 40];
+        (variable[20], variable[21], variable[39]) = (0.0, -0.5, 0.0);
+        let mut weights = vec![100.0; 40];
+        (weights[3], weights[20], weights[21]) = (-49.0, 0.0, 0.0);
+        (weights[30], weights[38]) = (f32::NAN, 50.0);
+        let mut selector = Selector::new(40);
+        let chosen = selector.significant(&variable, &weights, 0.01).unwrap();
+        assert_eq!(chosen.indices, [3, 21, 38]);
+        variable[30] = f32::INFINITY;
         assert_eq!(
-            nonzero_frac(&[0.0, 1.0, -0.0, f32::MIN_POSITIVE / 2.0]),
-            0.5
+            selector
+                .significant(&variable, &weights, 0.01)
+                .unwrap_err()
+                .entry,
+            30
         );
+    }
+
+    #[test]
+    fn random_entries_differ_by_seed_and_reach_all_in_the_end() {
+        let variable = vec![1.0; 1000];
+        let mut selector = Selector::new(1000);
+        let mut hits = vec![0; 1000];
+        for seed in 0..400 {
+            let chosen = selector.random(&variable, 37, seed);
+            assert_eq!(chosen.indices.len(), 37);
+            assert!(chosen.indices.is_sorted_by(|a, b| a < b));
+            chosen.indices.iter().for_each(|i| hits[*i as usize] += 1);
+        }
+        // 400 * 0.037 = 14.8 each; six deviations.
+        assert!(hits.iter().all(|n| (1..40).contains(n)), "{hits:?}");
+        assert_eq!(selector.random(&vec![0.0; 1000], 37, 1).indices, []);
     }
 
     proptest! {

@@ -4,10 +4,12 @@
 //! the packet is known to be good, and nothing is allocated after [`Unpacker::new`].
 
 use super::{
-    format::{self, DENSE, EMPTY, HEADER_BYTES, Header, SPARSE, SPARSE_WIDE, Segment, Streams},
+    format::{
+        self, DENSE, EMPTY, HEADER_BYTES, Header, RUN, SPARSE, SPARSE_WIDE, Segment, Streams,
+    },
     indices::{self, Width},
     layout::Layout,
-    values::{self, Values},
+    values::Values,
 };
 use crate::wire::zstd::{Decompressor, ZstdError};
 
@@ -76,7 +78,7 @@ pub enum UnpackError {
         /// What is wrong.
         problem: &'static str,
     },
-    /// NaN, an infinity, or a half whose scale would make it one.
+    /// NaN, an infinity, or a scale that could make a value one.
     #[error("value {entry} sent for variable {variable} is not finite")]
     NotFinite {
         /// The variable.
@@ -188,24 +190,24 @@ fn read_heads<'a>(
             .split_first()
             .ok_or_else(|| malformed("the body ends"))?;
         bytes = rest;
-        let (n, gaps) = match tag {
+        let mut word = || {
+            let (word, rest) = bytes
+                .split_first_chunk()
+                .ok_or_else(|| malformed("the body ends"))?;
+            bytes = rest;
+            Ok::<_, UnpackError>(u32::from_le_bytes(*word) as usize)
+        };
+        let (range, n, gaps) = match tag {
             EMPTY => continue,
-            DENSE => (length, None),
+            DENSE => (range, length, None),
             SPARSE | SPARSE_WIDE => {
-                let mut word = || {
-                    let (word, rest) = bytes
-                        .split_first_chunk()
-                        .ok_or_else(|| malformed("the body ends"))?;
-                    bytes = rest;
-                    Ok::<_, UnpackError>(u32::from_le_bytes(*word) as usize)
-                };
                 let (n, n_gaps) = (word()?, word()?);
                 let width = if tag == SPARSE {
                     Width::One
                 } else {
                     Width::Two
                 };
-                if n == 0 || n > length || format::is_dense(values, n, length) {
+                if n == 0 || n > length || values.is_dense(n, length) {
                     return Err(malformed("more entries than sparse coding is for, or none"));
                 }
                 if width != Width::of(n, length) {
@@ -217,12 +219,20 @@ fn read_heads<'a>(
                 }
                 let gaps = gaps_at..gaps_at + n_gaps * width.bytes();
                 gaps_at = gaps.end;
-                (n, Some((width, gaps)))
+                (range, n, Some((width, gaps)))
+            }
+            RUN => {
+                let (first, n) = (word()?, word()?);
+                if n == 0 || n >= length || first > length - n {
+                    return Err(malformed("a run of no entries, of all, or past the end"));
+                }
+                let start = range.start + first;
+                (start..start + n, n, None)
             }
             _ => return Err(malformed("unknown coding")),
         };
-        let highs = highs_at..highs_at + format::highs_bytes(values, n);
-        let raw = raw_at..raw_at + format::raw_bytes(values, n);
+        let highs = highs_at..highs_at + values.highs_bytes(n);
+        let raw = raw_at..raw_at + values.raw_bytes(n);
         (highs_at, raw_at) = (highs.end, raw.end);
         segments.push(Segment {
             variable,
@@ -267,11 +277,10 @@ fn check(layout: &Layout, streams: Streams<'_>, segments: &[Segment]) -> Result<
         let (Some(highs_of), Some(raw_of)) = (highs_of, raw_of) else {
             return Err(malformed("the values end"));
         };
-        match streams.values {
-            Values::F16 => values::check_halves(highs_of),
-            Values::F32 => values::check_floats(raw_of),
-        }
-        .map_err(|entry| UnpackError::NotFinite { variable, entry })?;
+        streams
+            .values
+            .check(highs_of, raw_of)
+            .map_err(|entry| UnpackError::NotFinite { variable, entry })?;
         (highs_end, raw_end) = (highs.end, raw.end);
     }
     if (gaps_end, highs_end, raw_end)
@@ -321,9 +330,9 @@ pub(super) fn add(
 }
 
 fn take(segment: &Segment, streams: Streams<'_>, take: impl FnMut(&[f32])) -> f64 {
-    let raw = &streams.raw[segment.raw.clone()];
-    match streams.values {
-        Values::F16 => values::take_halves(&streams.highs[segment.highs.clone()], raw, take),
-        Values::F32 => values::take_floats(raw, take),
-    }
+    streams.values.take(
+        &streams.highs[segment.highs.clone()],
+        &streams.raw[segment.raw.clone()],
+        take,
+    )
 }

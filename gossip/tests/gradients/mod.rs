@@ -1,4 +1,4 @@
-//! Seeded values with the heavy tails of real gradients: a product of normals over scales that differ by variable.
+//! Seeded values with the heavy tails of real gradients, products of normals.
 
 use rand_chacha::{
     ChaCha8Rng,
@@ -7,6 +7,11 @@ use rand_chacha::{
 
 /// `n` values; the same for the same seed everywhere.
 pub(crate) fn heavy_tailed(n: usize, seed: u64) -> Vec<f32> {
+    products(n, seed, 3)
+}
+
+/// `n` values of a product of so many normals; the same for the same seed everywhere.
+pub(crate) fn products(n: usize, seed: u64, n_factors: usize) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     // Sums of uniforms are near enough to normal, and need no functions that differ between platforms.
     let mut normal = || {
@@ -17,6 +22,6 @@ pub(crate) fn heavy_tailed(n: usize, seed: u64) -> Vec<f32> {
         (sum as f32 / 65536.0 - 4.0) * 1.22
     };
     (0..n)
-        .map(|_| normal() * normal() * normal() * 1e-3)
+        .map(|_| (0..n_factors).fold(1e-3, |product, _| product * normal()))
         .collect()
 }
