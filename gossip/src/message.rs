@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::batching::power::Fit;
 use crate::ids::{Digest, JobId, PeerId};
 use crate::knowledge::sketch::Sketch;
-use crate::pacing::search::SearchState;
+use crate::pacing::search::state::SearchState;
 use crate::view::{Change, Contribution, Holding, Stamp, View};
 
 /// Longest reason text carried in a message; longer ones are cut by the sender and refused by the receiver.

@@ -324,7 +324,11 @@ impl View {
     /// The view that `change` makes of this one; `None` if it is a change of another view or longer than any. The result
     /// is to be validated like any view from the network.
     pub fn changed_by(&self, change: &Change) -> Option<View> {
-        let lengths = [change.gone.len(), change.admitted.len(), change.batches.len()];
+        let lengths = [
+            change.gone.len(),
+            change.admitted.len(),
+            change.batches.len(),
+        ];
         let fits = lengths.iter().all(|length| *length <= MAX_MEMBERS);
         (change.before == self.stamp && fits).then(|| self.after(change))
     }

@@ -50,8 +50,5 @@ fn four_peers_agree_train_and_end_with_the_same_model() {
     let judged = evaluated["accuracy"].as_f64().unwrap();
     // The agreed number travels as f32.
     assert!((agreed - judged).abs() < 1e-6, "{agreed} and {judged}");
-    assert!(
-        judged >= 0.85,
-        "what was agreed to be enough is: {judged}"
-    );
+    assert!(judged >= 0.85, "what was agreed to be enough is: {judged}");
 }

@@ -31,13 +31,20 @@ impl Agreement {
         Beat {
             instance: self.instance,
             standing,
-            batch: self.config.batch,
+            batch: self.own_batch(),
             view: self.view.as_ref().map(|view| view.stamp),
             contribution: self.progress.2,
             step: self.progress.0,
             train_loss: self.progress.1,
             ending,
+            pace: self.pace.clone(),
         }
+    }
+
+    /// Samples of this peer per step.
+    fn own_batch(&self) -> u32 {
+        let member = self.view.as_ref().and_then(|view| view.member(self.me));
+        member.map_or(self.config.batch, |member| member.batch)
     }
 
     pub(super) fn next_beat(&self) -> Tick {
@@ -225,7 +232,6 @@ impl Agreement {
 fn says_more(before: &Beat, beat: &Beat) -> bool {
     before.instance != beat.instance
         || before.standing != beat.standing
-        || before.batch != beat.batch
         || before.view.is_some() != beat.view.is_some()
         || before.ending != beat.ending
         || (matches!(beat.standing, Standing::Ready(_)) && before.view != beat.view)

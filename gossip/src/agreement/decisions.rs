@@ -133,10 +133,16 @@ impl Agreement {
             false => self.joiners(now, &view, gone.len(), now < recent_until),
         };
         if !gone.is_empty() || !joiners.is_empty() {
-            let change = view.change(self.me, &gone, &joiners, self.admission_step());
+            let mut change = view.change(self.me, &gone, &joiners, self.admission_step());
+            self.share_out(&view, &mut change);
             self.propose_change(now, change);
             return next;
         }
+        let (change, look_at) = self.reshare(now, &view);
+        if let Some(change) = change {
+            self.propose_change(now, change);
+        }
+        next = next.min(look_at);
         self.decide_end(now);
         next
     }
@@ -197,7 +203,7 @@ impl Agreement {
     }
 
     /// A step that no member can have reached before it hears of the admission: twice as far as a beat's time carries.
-    fn admission_step(&self) -> u64 {
+    pub(super) fn admission_step(&self) -> u64 {
         self.progress
             .0
             .saturating_add(self.steps_per_beat.saturating_mul(2))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::ids::{Digest, PeerId};
-use crate::message::{Beat, Candidate, Decision};
+use crate::message::{Beat, Candidate, Decision, Pace};
 use crate::view::{Change, Contribution, Holding, View};
 
 /// What the driver reports.
@@ -39,6 +39,8 @@ pub enum Input {
         /// Own work so far.
         contribution: Contribution,
     },
+    /// What the others plan with changed.
+    Pace(Box<Pace>),
     /// A stop condition holds, or somebody asked for the end.
     StopHolds(String),
     /// The own candidate is evaluated and kept.
@@ -73,7 +75,7 @@ pub enum Output {
     Train,
     /// Pause: this peer is no longer in the view, or its side lost. It joins again by itself.
     Pause {
-        /// Samples that this side had trained on and that do not go into the model, 0 for a plain eviction.
+        /// Samples that this side of a partition had trained on since the sides parted, 0 for a plain eviction.
         lost_samples: u64,
     },
     /// Training is over: evaluate what is held and report `Evaluated`, unless `abstain`.

@@ -18,6 +18,7 @@
 //! [`membership::FEW`] it then waits a moment for more of the same, and what is new about a peer is told at once only to the steward,
 //! to all with the next beat.
 
+mod batches;
 mod beats;
 mod closing;
 mod decisions;
@@ -25,6 +26,7 @@ mod events;
 mod start;
 mod views;
 
+pub use batches::Batching;
 pub use events::{Input, Output};
 
 use std::collections::{BTreeMap, VecDeque};
@@ -34,7 +36,7 @@ use std::time::Duration;
 use crate::ending;
 use crate::ids::{Digest, PeerId};
 use crate::membership::{self, Membership};
-use crate::message::{Beat, Decision, EndingState, MAX_REASON, Standing};
+use crate::message::{Beat, Decision, EndingState, MAX_REASON, Pace, Standing};
 use crate::time::Tick;
 use crate::view::{Contribution, Holding, Member, Stamp, View};
 use start::Start;
@@ -46,8 +48,10 @@ pub struct Config {
     pub membership: membership::Config,
     /// Peers that must be ready before the first view. 1 or more.
     pub start_peers: usize,
-    /// Samples this peer trains on per step.
+    /// Samples this peer trains on per step, where nothing else is agreed.
     pub batch: u32,
+    /// How samples are shared out.
+    pub batching: Batching,
     /// How long the set of ready peers must have been the same before the first view: lets those that are about to be
     /// heard be part of it.
     pub settle: Duration,
@@ -62,6 +66,7 @@ impl Config {
             membership: membership::Config::default(),
             start_peers: start_peers.max(1),
             batch,
+            batching: Batching::default(),
             settle: Duration::from_millis(800),
             prepare_patience: Duration::from_secs(20),
         }
@@ -109,6 +114,14 @@ pub struct Agreement {
     ended_at: Tick,
     abstain_at: Option<Tick>,
     progress: (u64, f32, Contribution),
+    /// What the others plan with.
+    pace: Pace,
+    train_samples: u64,
+    /// Samples of the mesh when a member last fell out: from there on a healed partition had two sides.
+    parted_at: u64,
+    /// When the fits were last looked at, and when batches last changed.
+    looked_at_fits: Tick,
+    reshared_at: Tick,
     /// Steps between the last two beats, and the step at the last.
     steps_per_beat: u64,
     step_at_beat: u64,
@@ -145,6 +158,11 @@ impl Agreement {
             ended_at: now,
             abstain_at: None,
             progress: (0, 0.0, Contribution::default()),
+            pace: Pace::default(),
+            train_samples: 0,
+            parted_at: 0,
+            looked_at_fits: now,
+            reshared_at: now,
             steps_per_beat: 0,
             step_at_beat: 0,
             told_end: false,
@@ -238,6 +256,10 @@ impl Agreement {
                 self.progress = (step, train_loss, contribution);
                 return false;
             }
+            Input::Pace(pace) => {
+                self.pace = *pace;
+                return false;
+            }
             Input::StopHolds(reason) => self.begin_end(now, reason),
             Input::Evaluated(candidate) => {
                 if let Phase::Ending(state) = &mut self.phase {
@@ -270,6 +292,11 @@ impl Agreement {
     /// The view held.
     pub fn view(&self) -> Option<&Arc<View>> {
         self.view.as_ref()
+    }
+
+    /// The lowest member alive, who acts for all.
+    pub fn steward(&self) -> PeerId {
+        self.steward
     }
 
     /// What every peer of the job last said.
@@ -308,6 +335,11 @@ impl Agreement {
             .map(|decision| decision.winner);
         holders.extend(winner.filter(|peer| alive(peer) && !holders.contains(peer)));
         holders
+    }
+
+    /// Samples of the mesh when a member last fell out.
+    pub fn parted_at(&self) -> u64 {
+        self.parted_at
     }
 
     /// Who contributed what, those that are gone included.

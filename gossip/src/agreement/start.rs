@@ -101,7 +101,8 @@ impl Agreement {
             return next.min(settled_at);
         }
         joiners.sort_by_key(|joiner| joiner.peer);
-        if let Some(view) = View::first(self.me, &joiners) {
+        if let Some(mut view) = View::first(self.me, &joiners) {
+            self.share_out_first(&mut view);
             self.propose(now, view);
         }
         next

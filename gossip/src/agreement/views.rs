@@ -33,10 +33,9 @@ impl Agreement {
         if self.is_over() {
             return;
         }
-        let lost_samples = if lost_side {
-            self.progress.2.samples
-        } else {
-            0
+        let lost_samples = match lost_side {
+            true => self.mesh_samples().saturating_sub(self.parted_at),
+            false => 0,
         };
         let holds = self.unique_holding();
         self.set_view(None);
@@ -83,6 +82,9 @@ impl Agreement {
         }
         let origin = view.origin;
         let number = view.stamp.number;
+        if held.is_some_and(|held| held.members.iter().any(|m| !view.contains(m.peer))) {
+            self.parted_at = self.mesh_samples();
+        }
         self.outputs.push_back(Output::Adopted(view.clone()));
         self.set_view(Some(view));
         self.adopted_at = now;

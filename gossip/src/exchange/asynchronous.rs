@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::choice::Moment;
 use super::residual::Residuals;
 use super::{CREDIT, Gradient, Output, Shared, join, split};
+use crate::gradient::accumulate::{accumulate, all_finite};
 use crate::gradient::pack::PackError;
 use crate::ids::PeerId;
 use crate::message::UpdateHeader;
@@ -82,16 +83,21 @@ impl Asynchronous {
         if self.residuals.n_links() == 0 {
             return Ok(());
         }
-        if let Some(entry) = gradient.values.iter().position(|value| !value.is_finite()) {
+        if !all_finite(gradient.values) {
+            let mut values = gradient.values.iter().enumerate();
+            let bad = values.find(|(_, value)| !value.is_finite());
+            let (entry, value) = bad.map_or((0, 0.0), |(entry, value)| (entry, *value));
             return Err(PackError::NotFinite {
                 variable: 0,
                 entry,
-                value: gradient.values[entry],
+                value,
             });
         }
         for residual in self.residuals.all_mut() {
-            let pairs = residual.values.iter_mut().zip(gradient.values);
-            pairs.for_each(|(kept, value)| *kept += value);
+            if !accumulate(&mut residual.values, gradient.values) {
+                // Sums of finite gradients overflowed: what is owed is lost, or nothing would ever be sent again.
+                residual.values.fill(0.0);
+            }
             residual.samples += gradient.samples;
             residual.steps += gradient.n_steps;
         }
@@ -107,7 +113,12 @@ impl Asynchronous {
     }
 
     /// Sends what each group's links may carry now; without room the residual waits for the next commit.
-    fn send_all(&mut self, shared: &mut Shared, now: Tick, weights: &[f32]) -> Result<(), PackError> {
+    fn send_all(
+        &mut self,
+        shared: &mut Shared,
+        now: Tick,
+        weights: &[f32],
+    ) -> Result<(), PackError> {
         let interval = self.interval.unwrap_or(FIRST_INTERVAL);
         for group in self.residuals.names() {
             let links: Vec<PeerId> = self.residuals.links(group).collect();
@@ -121,7 +132,11 @@ impl Asynchronous {
                         continue;
                     }
                 }
-                let budget = shared.meters.entry(*peer).or_default().budget(now, interval);
+                let budget = shared
+                    .meters
+                    .entry(*peer)
+                    .or_default()
+                    .budget(now, interval);
                 least = least.min(budget);
                 most = most.max(budget);
             }
@@ -139,7 +154,9 @@ impl Asynchronous {
             let apart = links.len() == 1;
             let mut waits = false;
             for peer in &links {
-                let Some(link) = self.links.get_mut(peer) else { continue };
+                let Some(link) = self.links.get_mut(peer) else {
+                    continue;
+                };
                 if !blocked.contains(peer) {
                     link.held_up = 0;
                     continue;
@@ -185,21 +202,26 @@ impl Asynchronous {
             .packer
             .pack(&mut residual.values, choice.order(weights), &mut packed);
         if let Err(error) = outcome {
-            // A sum of finite gradients overflowed; what is owed is lost, or nothing would ever be sent again.
-            residual.values.fill(0.0);
             shared.packed = packed;
             return Err(error);
         }
         residual.turn += 1;
+        shared.n_packed += 1;
         let (samples, steps) = (residual.samples, residual.steps);
         (residual.samples, residual.steps) = (0, 0);
         for to in links {
-            let Some(link) = self.links.get_mut(&to) else { continue };
+            let Some(link) = self.links.get_mut(&to) else {
+                continue;
+            };
             let seq = link.next_seq;
             link.next_seq += 1;
             let packet = join(&shared.header(seq, self.step, samples), &packed);
             link.in_flight.push((seq, now));
-            shared.meters.entry(to).or_default().sent(now, seq, packet.len());
+            shared
+                .meters
+                .entry(to)
+                .or_default()
+                .sent(now, seq, packet.len());
             shared.count_sent(to, packet.len(), steps, &choice);
             shared.outputs.push_back(Output::Send { to, seq, packet });
         }

@@ -38,7 +38,9 @@ impl Bound {
         let mut steps: Vec<u64> = self.steps.values().copied().collect();
         steps.sort_unstable();
         let slowest = steps.get(backup).copied();
-        let limit = slowest.map_or(u64::MAX, |step| step.saturating_add(staleness).saturating_add(1));
+        let limit = slowest.map_or(u64::MAX, |step| {
+            step.saturating_add(staleness).saturating_add(1)
+        });
         (self.limit.replace(limit) != Some(limit)).then_some(limit)
     }
 }

@@ -213,7 +213,7 @@ impl Choice {
     pub(super) fn bits(&self) -> u8 {
         match self.values {
             Values::F32 => 32,
-            Values::F16 | Values::Bf16 => 16,
+            Values::F16 | Values::BF16 => 16,
             Values::Int8 => 8,
         }
     }

@@ -74,7 +74,8 @@ impl Local {
             if std::mem::take(&mut self.stale) || self.owed.n_steps == 0 {
                 self.owed = Owed::default();
                 self.arena.clear();
-                self.arena.extend(gradient.iter().map(|value| weight * value));
+                self.arena
+                    .extend(gradient.iter().map(|value| weight * value));
             } else {
                 let pairs = self.arena.iter_mut().zip(gradient);
                 pairs.for_each(|(sum, value)| *sum += weight * value);
@@ -89,7 +90,12 @@ impl Local {
         if self.full {
             let keep = 1.0 / members.max(1) as f32;
             out.clear();
-            out.extend(self.arena.iter().zip(&*parameters).map(|(then, now)| then - now));
+            out.extend(
+                self.arena
+                    .iter()
+                    .zip(&*parameters)
+                    .map(|(then, now)| then - now),
+            );
             for ((value, then), change) in parameters.iter_mut().zip(&mut self.arena).zip(&*out) {
                 *value = *then - keep * change;
                 *then = *value;
@@ -117,15 +123,24 @@ impl Local {
     /// Full, all wait: the change since the last round.
     pub fn change(&self, parameters: &[f32], out: &mut Vec<f32>) {
         out.clear();
-        out.extend(self.arena.iter().zip(parameters).map(|(then, now)| then - now));
+        out.extend(
+            self.arena
+                .iter()
+                .zip(parameters)
+                .map(|(then, now)| then - now),
+        );
     }
 
     /// Full, all wait: the mean change of all is made, by the outer optimiser where there is one.
-    pub fn adopt(&mut self, parameters: &mut [f32], mean: &[f32]) {
+    pub fn adopt(&mut self, parameters: &mut [f32], mean: &mut [f32]) {
         match &mut self.outer {
-            Some(outer) => outer.step(&mut self.arena, mean),
+            Some(outer) => {
+                mean.iter_mut().for_each(|change| *change = -*change);
+                // Neither length nor values can be wrong: the sum was checked. A change that is not finite is left out.
+                let _ = outer.step(&mut self.arena, mean);
+            }
             None => {
-                let pairs = self.arena.iter_mut().zip(mean);
+                let pairs = self.arena.iter_mut().zip(&*mean);
                 pairs.for_each(|(then, change)| *then -= change);
             }
         }
@@ -147,7 +162,16 @@ mod tests {
         local.stepped(&[0.5, 0.0], 2);
         let mut out = Vec::new();
         let owed = local.commit(&mut parameters, 3, &mut out);
-        assert_eq!((out, owed), (vec![5.0, 8.0], Owed { n_steps: 2, samples: 6 }));
+        assert_eq!(
+            (out, owed),
+            (
+                vec![5.0, 8.0],
+                Owed {
+                    n_steps: 2,
+                    samples: 6
+                }
+            )
+        );
         assert_eq!(parameters, [1.0, 1.0]);
         local.stepped(&[1.0, 1.0], 1);
         let mut out = Vec::new();
@@ -186,7 +210,7 @@ mod tests {
         let mut out = Vec::new();
         local.change(&parameters, &mut out);
         assert_eq!(out, [2.0]);
-        local.adopt(&mut parameters, &[1.5]);
+        local.adopt(&mut parameters, &mut [1.5]);
         assert_eq!((parameters, local.owed()), ([0.5], Owed::default()));
     }
 }

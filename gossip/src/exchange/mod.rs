@@ -10,6 +10,7 @@
 //! the packets of step t of all members and sums in ascending peer order; one residual for all links, so that all replicas stay
 //! equal to the bit whatever fraction is sent). `choice` says what goes into a packet, `bound` how far a peer may run ahead.
 
+pub mod local;
 mod choice;
 mod bound;
 mod residual;
@@ -193,6 +194,7 @@ struct Shared {
     norms: Norms,
     /// Where packets are made, to allocate none.
     packed: Vec<u8>,
+    n_packed: u64,
     view: Option<Arc<View>>,
     /// Whom updates go to.
     targets: Vec<PeerId>,
@@ -220,6 +222,7 @@ impl Exchange {
             bound: Bound::default(),
             norms: Norms::default(),
             packed: Vec::new(),
+            n_packed: 0,
             view: None,
             targets: Vec::new(),
             relays: false,
@@ -239,7 +242,8 @@ impl Exchange {
     pub fn set_view(&mut self, now: Tick, view: Option<Arc<View>>, agreed: bool) {
         self.shared.global_batch = view.as_ref().map_or(1, |view| view.global_batch().max(1));
         self.shared.view = view;
-        self.shared.set_targets(matches!(self.rule, Rule::Synchronous(_)));
+        self.shared
+            .set_targets(matches!(self.rule, Rule::Synchronous(_)));
         match &mut self.rule {
             Rule::Asynchronous(rule) => rule.set_view(&mut self.shared),
             Rule::Synchronous(rule) => rule.set_view(&mut self.shared, now, agreed),
@@ -302,7 +306,7 @@ impl Exchange {
     /// The connection to `peer` was lost and made anew: what was in flight may not have arrived.
     pub fn reconnected(&mut self, now: Tick, peer: PeerId) {
         if let Some(meter) = self.shared.meters.get_mut(&peer) {
-            meter.reset(now);
+            meter.reset();
         }
         match &mut self.rule {
             Rule::Asynchronous(rule) => rule.reconnected(peer),
@@ -323,7 +327,7 @@ impl Exchange {
             Rule::Asynchronous(rule) => rule.tick(&mut self.shared),
             Rule::Synchronous(rule) => rule.tick(&mut self.shared, now),
         }
-        self.shared.estimate_links(now);
+        self.shared.estimate_links();
     }
 
     /// Moves what the others sent (asynchronous), or the sum of all for the step that is ready (synchronous), into `into`,
@@ -343,6 +347,11 @@ impl Exchange {
     /// Counters and estimates per peer.
     pub fn stats(&self) -> &BTreeMap<PeerId, LinkStats> {
         &self.shared.stats
+    }
+
+    /// Packets made so far, those for several links counted once.
+    pub fn n_packed(&self) -> u64 {
+        self.shared.n_packed
     }
 
     /// Arenas that hold what links have not been told.
@@ -385,6 +394,7 @@ impl Shared {
             self.targets = overlay.tree;
         }
         self.meters.retain(|peer, _| members.contains(peer));
+        self.norms.retain(|peer| members.contains(&peer));
     }
 
     /// What one unit of a received packet counts.
@@ -424,9 +434,9 @@ impl Shared {
         stats.bytes_per_step = bytes as f64 / f64::from(steps.max(1));
     }
 
-    fn estimate_links(&mut self, now: Tick) {
+    fn estimate_links(&mut self) {
         for (peer, meter) in &self.meters {
-            let estimate = meter.estimate(now);
+            let estimate = meter.estimate();
             let stats = self.stats.entry(*peer).or_default();
             stats.rate = estimate.rate;
             stats.round_trip_us = estimate.round_trip.map(|time| time.as_micros() as u64);
@@ -436,7 +446,10 @@ impl Shared {
 
     /// Whether a packet may be what an honest peer sends: its norm per sample is not far beyond all that was seen of late.
     fn judge(&mut self, from: PeerId, header: &UpdateHeader, packed: &[u8]) -> Result<(), String> {
-        let norm = self.unpacker.norm(packed).map_err(|error| error.to_string())?;
+        let norm = self
+            .unpacker
+            .norm(packed)
+            .map_err(|error| error.to_string())?;
         self.norms.judge(from, norm / header.samples.max(1) as f32)
     }
 

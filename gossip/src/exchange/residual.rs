@@ -106,7 +106,9 @@ impl Residuals {
     /// The links of a group, ascending.
     pub(super) fn links(&self, group: u32) -> impl Iterator<Item = PeerId> + '_ {
         let links = self.of.iter();
-        links.filter(move |(_, of)| **of == group).map(|(peer, _)| *peer)
+        links
+            .filter(move |(_, of)| **of == group)
+            .map(|(peer, _)| *peer)
     }
 
     /// The group of a link.
@@ -133,7 +135,9 @@ mod tests {
         let mut residuals = Residuals::default();
         residuals.set_links(&[peer(1), peer(2), peer(3)], false, 2);
         assert_eq!(residuals.names().len(), 1);
-        residuals.all_mut().for_each(|residual| residual.values[0] = 5.0);
+        residuals
+            .all_mut()
+            .for_each(|residual| residual.values[0] = 5.0);
         assert!(residuals.leave(peer(2)));
         assert!(!residuals.leave(peer(2)), "it is alone already");
         let own = residuals.group(peer(2)).unwrap();
@@ -152,7 +156,10 @@ mod tests {
         let mut residuals = Residuals::default();
         residuals.set_links(&peers, false, 1);
         let left = peers.iter().filter(|peer| residuals.leave(**peer)).count();
-        assert_eq!((left, residuals.names().len()), (MAX_GROUPS - 1, MAX_GROUPS));
+        assert_eq!(
+            (left, residuals.names().len()),
+            (MAX_GROUPS - 1, MAX_GROUPS)
+        );
         let mut apart = Residuals::default();
         apart.set_links(&peers, true, 1);
         assert_eq!(apart.names().len(), 9);

@@ -87,6 +87,7 @@ impl Synchronous {
         let mut packed = Vec::new();
         self.choice = shared.chooser.most(self.turn, step);
         self.turn += 1;
+        shared.n_packed += 1;
         let order = self.choice.order(gradient.weights);
         if let Err(error) = shared.packer.pack(&mut self.residual, order, &mut packed) {
             self.residual.fill(0.0);

@@ -14,9 +14,27 @@ pub fn accumulate(residual: &mut [f32], gradient: &[f32]) -> bool {
     signs >> 31 == 0
 }
 
+/// Whether all values are finite, in one pass without branches.
+pub fn all_finite(values: &[f32]) -> bool {
+    let carry = |signs, value: &f32| signs | magnitude(*value).wrapping_add(0x8000_0000 - INFINITE);
+    values.iter().fold(0, carry) >> 31 == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_value_that_is_not_finite_is_noticed_wherever_it_is() {
+        assert!(all_finite(&[]) && all_finite(&[f32::MAX, f32::MIN, -0.0, 1e-42]));
+        for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for at in [0, 17, 99] {
+                let mut values = [1.0; 100];
+                values[at] = bad;
+                assert!(!all_finite(&values), "{bad} at {at}");
+            }
+        }
+    }
 
     #[test]
     fn sums_are_those_of_a_plain_loop_and_overflow_is_noticed() {

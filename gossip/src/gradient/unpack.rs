@@ -113,11 +113,33 @@ impl Unpacker {
         weight: f32,
         into: &mut [f32],
     ) -> Result<Unpacked, UnpackError> {
+        let (segments, streams) = self.checked(packet, into.len())?;
+        Ok(add(segments, streams, weight, into))
+    }
+
+    /// Checks all of `packet`; the Euclidean norm of its values.
+    ///
+    /// # Errors
+    /// As [`Unpacker::check_and_add`].
+    pub fn norm(&mut self, packet: &[u8]) -> Result<f32, UnpackError> {
+        let (segments, streams) = self.checked(packet, self.layout.n_values())?;
+        let squares = segments
+            .iter()
+            .map(|segment| take(segment, streams, |_| {}));
+        Ok(squares.sum::<f64>().sqrt() as f32)
+    }
+
+    /// The packet's parts, once every byte of them is known to be good.
+    fn checked<'a>(
+        &'a mut self,
+        packet: &'a [u8],
+        n_values: usize,
+    ) -> Result<(&'a [Segment], Streams<'a>), UnpackError> {
         let expected = self.layout.n_values();
-        if into.len() != expected {
+        if n_values != expected {
             return Err(UnpackError::Arena {
                 expected,
-                got: into.len(),
+                got: n_values,
             });
         }
         let no_packet = UnpackError::Header {
@@ -170,7 +192,7 @@ impl Unpacker {
             raw,
         };
         check(&self.layout, streams, &self.segments)?;
-        Ok(add(&self.segments, streams, weight, into))
+        Ok((&self.segments, streams))
     }
 }
 

@@ -10,6 +10,7 @@
 pub mod curve;
 pub mod search;
 pub mod pacer;
+pub mod rhythm;
 pub mod momentum;
 pub mod adacomm;
 pub mod outer;

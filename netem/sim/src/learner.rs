@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use skein_gossip::knowledge::merge;
 use skein_model::config::Split;
 use skein_model::data::{Sampler, Splits};
 use skein_model::model::Model;
@@ -51,7 +52,6 @@ pub(super) struct ModelLearner {
     data: Arc<Splits>,
     split: Split,
     seed: u64,
-    batch: usize,
     shard: u32,
     sampler: Option<Sampler>,
 }
@@ -61,7 +61,6 @@ pub(super) struct ModelLearner {
 pub(super) struct Toy {
     weights: Vec<f32>,
     lr: f32,
-    noise: f32,
     rng: ChaCha8Rng,
 }
 
@@ -81,7 +80,6 @@ impl Learner {
             data: data.clone(),
             split: job.data.split.clone(),
             seed: job.seed,
-            batch: job.train.batch as usize,
             shard: 0,
             sampler: None,
         })))
@@ -92,7 +90,6 @@ impl Learner {
         Self::Toy(Box::new(Toy {
             weights: vec![1.0; dimensions],
             lr: job.train.optimiser.learning_rate() as f32,
-            noise: 1.0 / (job.train.batch as f32).sqrt(),
             rng: ChaCha8Rng::seed_from_u64(seed),
         }))
     }
@@ -133,15 +130,72 @@ impl Learner {
         }
     }
 
-    /// The mean gradient of the next batch, and its loss.
+    /// The mean gradient of the next `batch` samples, and its loss.
     ///
     /// # Errors
     /// In words: no data for this shard, or a loss that is not finite.
-    pub(super) fn gradient(&mut self, out: &mut Vec<f32>) -> Result<f32, String> {
+    pub(super) fn gradient(&mut self, batch: u32, out: &mut Vec<f32>) -> Result<f32, String> {
         match self {
-            Self::Model(model) => model.gradient(out),
-            Self::Toy(toy) => Ok(toy.gradient(out)),
+            Self::Model(model) => model.gradient(batch as usize, out),
+            Self::Toy(toy) => Ok(toy.gradient(batch, out)),
         }
+    }
+
+    /// The parameters, one behind the other.
+    pub(super) fn parameters(&self) -> &[f32] {
+        match self {
+            Self::Model(model) => model.trainer.model().parameters().values(),
+            Self::Toy(toy) => &toy.weights,
+        }
+    }
+
+    /// The parameters, to be changed between steps.
+    pub(super) fn parameters_mut(&mut self) -> &mut [f32] {
+        match self {
+            Self::Model(model) => model.trainer.model_mut().parameters_mut().values_mut(),
+            Self::Toy(toy) => &mut toy.weights,
+        }
+    }
+
+    pub(super) fn learning_rate(&self) -> f64 {
+        match self {
+            Self::Model(model) => model.trainer.learning_rate(),
+            Self::Toy(toy) => f64::from(toy.lr),
+        }
+    }
+
+    /// Multiplies the job's learning rate.
+    pub(super) fn set_rate_factor(&mut self, base: f64, factor: f32) {
+        let rate = base * f64::from(factor);
+        match self {
+            Self::Model(model) => {
+                if let Err(error) = model.trainer.set_learning_rate(rate) {
+                    tracing::warn!(rate, %error, "learning rate is kept");
+                }
+            }
+            Self::Toy(toy) => toy.lr = rate as f32,
+        }
+    }
+
+    /// Moves towards another replica, from `own`, by `weight`.
+    ///
+    /// # Errors
+    /// A state of another model.
+    pub(super) fn move_towards(
+        &mut self,
+        own: &State,
+        other: &State,
+        weight: f32,
+    ) -> Result<(), String> {
+        let mut mixed = (*own.0).clone();
+        merge::toward(&mut mixed.parameters, &other.0.parameters, weight)
+            .and_then(|()| merge::toward(&mut mixed.buffers, &other.0.buffers, weight))
+            .map_err(|error| error.to_string())?;
+        let mixed = match weight == 1.0 && !other.0.optimiser.is_empty() {
+            true => other.clone(),
+            false => State(Arc::new(mixed)),
+        };
+        self.load(&mixed)
     }
 
     /// # Errors
@@ -222,7 +276,7 @@ impl Learner {
 }
 
 impl ModelLearner {
-    fn gradient(&mut self, out: &mut Vec<f32>) -> Result<f32, String> {
+    fn gradient(&mut self, batch: usize, out: &mut Vec<f32>) -> Result<f32, String> {
         out.resize(self.trainer.model().n_parameters(), 0.0);
         let sampler = match &mut self.sampler {
             Some(sampler) => sampler,
@@ -240,7 +294,7 @@ impl ModelLearner {
                     .insert(sampler.map_err(|error| error.to_string())?)
             }
         };
-        let rows = sampler.next_rows(self.batch);
+        let rows = sampler.next_rows(batch);
         let batch = self.data.train.batch(&rows);
         self.trainer
             .gradient(&batch, out)
@@ -249,11 +303,12 @@ impl ModelLearner {
 }
 
 impl Toy {
-    fn gradient(&mut self, out: &mut Vec<f32>) -> f32 {
+    fn gradient(&mut self, batch: u32, out: &mut Vec<f32>) -> f32 {
+        let noise = 1.0 / (batch.max(1) as f32).sqrt();
         out.clear();
         for weight in &self.weights {
             let uniform = (self.rng.next_u32() >> 8) as f32 / (1 << 24) as f32;
-            out.push(weight + self.noise * (2.0 * uniform - 1.0));
+            out.push(weight + noise * (2.0 * uniform - 1.0));
         }
         self.loss()
     }

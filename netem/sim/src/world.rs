@@ -319,7 +319,7 @@ impl<'a> World<'a> {
                         .transport
                         .send(self.now, (rank, to), lane, bytes, message);
                     if let Err(Message::Update { seq, packet }) = sent {
-                        peer.returned(self.ids[to], seq, &packet);
+                        peer.returned(self.ids[to], seq, packet);
                     }
                     Checks::lanes(self.transport.waiting(rank, to), LANE_BOUNDS)?;
                 }

@@ -299,8 +299,10 @@ pub struct Sim {
     pub us_per_step: f64,
     /// Microseconds per row of a look at the validation set, on one whole core.
     pub us_per_look: f64,
-    /// Microseconds to add a gradient to a link's residual and to pack it, on one whole core.
+    /// Microseconds to add a gradient to a residual and to pack it, once for all links that share it, on one whole core.
     pub us_per_packet: f64,
+    /// Microseconds to send a packet to one peer, on one whole core.
+    pub us_per_sent: f64,
     /// Microseconds to apply a packet that arrived, on one whole core.
     pub us_per_applied: f64,
 }
@@ -325,6 +327,7 @@ impl Default for Sim {
             us_per_step: 0.0,
             us_per_look: 38.0,
             us_per_packet: 0.0,
+            us_per_sent: 0.0,
             us_per_applied: 0.0,
         }
     }

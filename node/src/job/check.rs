@@ -64,7 +64,7 @@ pub(super) fn job(job: &JobFile, document: &Document<'_>) -> Result<(), JobError
         );
     }
     strategy(job, document)?;
-    if job.evaluate.every == 0 {
+    if job.evaluate.every == Some(0) {
         return refuse(
             "evaluate.every",
             &0,
@@ -94,7 +94,9 @@ fn strategy(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
         Commit::Steps(steps) | Commit::Adacomm(steps) => steps,
         _ => 1,
     };
-    let outer = exchange.outer.map_or((1.0, 0.0), |outer| (outer.lr, outer.momentum));
+    let outer = exchange
+        .outer
+        .map_or((1.0, 0.0), |outer| (outer.lr, outer.momentum));
     let knowledge = &strategy.knowledge;
     let rules: [(bool, &str, &dyn std::fmt::Display, &str); 12] = [
         (
@@ -164,7 +166,8 @@ fn strategy(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
             "write seconds, 1 to 86400, or 0 for never",
         ),
         (
-            exchange.outer.is_none() || (exchange.is_synchronous() && exchange.local == Local::Full),
+            exchange.outer.is_none()
+                || (exchange.is_synchronous() && exchange.local == Local::Full),
             "strategy.exchange.outer",
             &"given",
             "add waiting = \"all\" and local = \"full\", or leave it out: nobody else makes an outer step",
@@ -178,7 +181,11 @@ fn strategy(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
     let needs_round = matches!(exchange.commit, Commit::Adacomm(_)) && !exchange.is_synchronous();
     if needs_round || (exchange.commit == Commit::Search && exchange.waiting != Waiting::Never) {
         let fix = "search goes with waiting = \"never\", adacomm with waiting = \"all\"";
-        return Err(document.fault("strategy.exchange.commit", "does not go with `waiting`", fix));
+        return Err(document.fault(
+            "strategy.exchange.commit",
+            "does not go with `waiting`",
+            fix,
+        ));
     }
     Ok(())
 }

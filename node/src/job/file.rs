@@ -129,8 +129,8 @@ pub struct Start {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Evaluate {
-    /// Steps between two looks at the validation set, 1 or more. Default 50: a look costs about as much as a few steps.
-    pub every: u64,
+    /// Steps between two looks at the validation set, 1 or more. Default: as often as takes a twentieth of the time.
+    pub every: Option<u64>,
     /// Validation rows per look, 1 or more; fewer are taken where the set is smaller. Default 2000: the accuracy is
     /// then known to about one percent.
     pub samples: u32,
@@ -202,7 +202,7 @@ impl Default for Start {
 impl Default for Evaluate {
     fn default() -> Self {
         Self {
-            every: 50,
+            every: None,
             samples: 2000,
         }
     }

@@ -4,9 +4,23 @@
 //! A user writes none of it. `like` names a known method whose settings stand in for the keys that are not written, so that
 //! methods can be compared under one coder and transport.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
+use skein_gossip::agreement;
 use skein_gossip::exchange::{self, Amount, ValueChoice};
 use skein_gossip::gradient::values::Values;
+use skein_gossip::knowledge::pull;
+use skein_gossip::pacing::adacomm::AdaComm;
+use skein_gossip::pacing::pacer::Pacer;
+use skein_gossip::pacing::rhythm::Rhythm;
+use skein_gossip::pacing::{outer, search};
+use skein_gossip::time::Tick;
+
+/// Share of a peer's time that commits may take by default.
+const COST: f32 = 0.01;
+/// ADSP's least time between two commits; the paper's 10 s for steps of seconds, scaled to ours.
+const LEAST_WAIT: Duration = Duration::from_millis(50);
 
 /// `[strategy]`.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -328,6 +342,48 @@ impl Exchange {
         self.waiting == Waiting::All
     }
 
+    /// Whether the exchange has to see the parameters.
+    pub fn needs_weights(&self) -> bool {
+        self.select == Select::Gaia
+    }
+
+    /// Steps between two commits, where that is fixed; 1 otherwise.
+    pub fn steps_per_commit(&self) -> u32 {
+        match self.commit {
+            Commit::Steps(steps) => steps,
+            _ => 1,
+        }
+    }
+
+    /// When a peer commits.
+    pub fn rhythm(&self, now: Tick) -> Rhythm {
+        match self.commit {
+            Commit::Auto => Rhythm::Cost(COST),
+            Commit::Steps(steps) | Commit::Adacomm(steps) => Rhythm::Steps(steps),
+            Commit::Search => {
+                let period = search::Settings::default().period;
+                Rhythm::Paced(Pacer::new(now, 0, period, LEAST_WAIT))
+            }
+        }
+    }
+
+    /// The rule by which local steps per round fall with the loss.
+    pub fn adacomm(&self) -> Option<AdaComm> {
+        match self.commit {
+            Commit::Adacomm(steps) => Some(AdaComm::new(steps)),
+            _ => None,
+        }
+    }
+
+    /// The outer optimiser's settings.
+    pub fn outer(&self) -> Option<outer::Settings> {
+        let settings = self.outer?;
+        Some(outer::Settings {
+            lr: settings.lr as f32,
+            momentum: settings.momentum as f32,
+        })
+    }
+
     /// The settings as the exchange takes them.
     pub fn config(&self) -> exchange::Config {
         let most = self.most as f32;
@@ -355,7 +411,7 @@ impl Exchange {
                 ValueFormat::Auto => ValueChoice::ByBudget,
                 ValueFormat::F32 => ValueChoice::Fixed(Values::F32),
                 ValueFormat::F16 => ValueChoice::Fixed(Values::F16),
-                ValueFormat::Bf16 => ValueChoice::Fixed(Values::Bf16),
+                ValueFormat::Bf16 => ValueChoice::Fixed(Values::BF16),
                 ValueFormat::Int8 => ValueChoice::Fixed(Values::Int8),
             },
             full: self.local == Local::Full,
@@ -367,6 +423,29 @@ impl Exchange {
 impl Default for Exchange {
     fn default() -> Self {
         Self::like(Method::Skein)
+    }
+}
+
+impl Batching {
+    /// The settings as the agreement takes them.
+    pub fn config(&self) -> agreement::Batching {
+        agreement::Batching {
+            weighted: self.kind == BatchingKind::Weighted,
+            global: self.global,
+            grows: self.growth,
+        }
+    }
+}
+
+impl Knowledge {
+    /// When and how far a peer moves towards the best; none: never.
+    pub fn pulls(&self) -> Option<pull::Settings> {
+        (self.every > 0.0).then(|| pull::Settings {
+            period: Duration::from_secs_f64(self.every),
+            weight: self.weight as f32,
+            gated: self.gated,
+            ..pull::Settings::default()
+        })
     }
 }
 

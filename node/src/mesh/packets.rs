@@ -14,7 +14,12 @@ pub(super) async fn route(
     mut updates: mpsc::Receiver<net::Inbound>,
     routes: watch::Receiver<BTreeMap<JobId, mpsc::Sender<coder::Input>>>,
 ) {
-    while let Some(net::Inbound { from, body }) = updates.recv().await {
+    while let Some(packet) = updates.recv().await {
+        let net::Inbound {
+            from,
+            arrived,
+            body,
+        } = packet;
         let job = match exchange::split(&body) {
             Ok((header, _)) => header.job,
             Err(reason) => {
@@ -25,7 +30,12 @@ pub(super) async fn route(
         let route = routes.borrow().get(&job).cloned();
         if let Some(route) = route {
             // A closed route is a job that has ended here.
-            let _ = route.send(coder::Input::Packet { from, bytes: body }).await;
+            let packet = coder::Input::Packet {
+                from,
+                arrived,
+                bytes: body,
+            };
+            let _ = route.send(packet).await;
         }
     }
 }

@@ -30,7 +30,7 @@ mod driver;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::io::AsyncWriteExt;
 use skein_gossip::ids::PeerId;
@@ -143,6 +143,8 @@ pub enum Event {
 pub struct Inbound {
     /// Who sent it.
     pub from: PeerId,
+    /// When it had been read.
+    pub arrived: Instant,
     /// What.
     pub body: Vec<u8>,
 }

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::io::{AsyncReadExt, AsyncWriteExt};
 use libp2p::swarm::{ConnectionId, Stream, StreamProtocol};
@@ -310,7 +310,11 @@ impl Reader {
             Lane::Update => self
                 .outlets
                 .updates
-                .send(Inbound { from, body })
+                .send(Inbound {
+                    from,
+                    arrived: Instant::now(),
+                    body,
+                })
                 .await
                 .is_ok(),
         }

@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use skein_gossip::exchange::{Exchange, Gradient, LinkStats, Mode, Output};
+use skein_gossip::exchange::{Exchange, Gradient, LinkStats, Output};
 use skein_gossip::ids::{JobId, PeerId};
-use skein_gossip::message::Message;
+use skein_gossip::message::{Message, Receipt};
 use skein_gossip::time::Tick;
 use skein_gossip::view::View;
 use skein_gossip::wire::codec;
@@ -34,6 +34,8 @@ pub enum Input {
         samples: u64,
         /// One value per parameter.
         values: Vec<f32>,
+        /// The parameters, where the exchange has to see them.
+        weights: Vec<f32>,
     },
     /// The trainer has merged what it was given; here is the buffer.
     Spare(Vec<f32>),
@@ -41,6 +43,8 @@ pub enum Input {
     Packet {
         /// Its sender.
         from: PeerId,
+        /// When it was read.
+        arrived: Instant,
         /// Header and gradient.
         bytes: Vec<u8>,
     },
@@ -48,8 +52,8 @@ pub enum Input {
     Applied {
         /// The peer.
         from: PeerId,
-        /// Which packet.
-        seq: u64,
+        /// Which packet, and when it came.
+        receipt: Receipt,
     },
     /// The view, and whether every member is known to hold it.
     View {
@@ -73,6 +77,8 @@ pub enum Input {
 pub struct Report {
     /// Counters per link.
     pub links: BTreeMap<PeerId, LinkStats>,
+    /// Arenas that hold what links have not been told.
+    pub n_residuals: usize,
     /// The latest refusal.
     pub last_refusal: Option<(PeerId, String)>,
 }
@@ -84,8 +90,8 @@ pub struct CoderThread {
     pub job: JobId,
     /// The decisions and the float work.
     pub exchange: Exchange,
-    /// Waiting or not.
-    pub mode: Mode,
+    /// All wait for all.
+    pub synchronous: bool,
     /// Inputs.
     pub inputs: mpsc::Receiver<Input>,
     /// To the trainer.
@@ -96,43 +102,54 @@ pub struct CoderThread {
     pub report: watch::Sender<Report>,
     /// Where time began.
     pub started: Instant,
+    /// How far the trainer may go, where it does not know yet.
+    pub limit: Option<u64>,
 }
 
 impl CoderThread {
     /// Runs until the input channel closes.
     pub fn run(mut self) {
         // Two gradient buffers circulate; the trainer starts with them, and with none of its own.
-        let buffers = if self.mode == Mode::Asynchronous {
-            2
-        } else {
-            0
-        };
+        let buffers = if self.synchronous { 0 } else { 2 };
         for _ in 0..buffers {
-            if self
-                .trainer
-                .blocking_send(Command::Buffer(Vec::new()))
-                .is_err()
-            {
+            let buffer = Command::Buffer {
+                values: Vec::new(),
+                cost: None,
+            };
+            if self.trainer.blocking_send(buffer).is_err() {
                 return;
             }
         }
         let mut spare = Some(Vec::new());
         let mut ready_step = None;
+        // What was spent on updates since the last commit.
+        let mut spent = Duration::ZERO;
         while let Some(input) = self.inputs.blocking_recv() {
+            let began = Instant::now();
             if matches!(input, Input::End) {
                 return;
             }
             let is_due = matches!(input, Input::Tick | Input::View { .. });
-            if !self.take(input, &mut spare) {
-                return;
-            }
+            let is_packet = matches!(input, Input::Packet { .. });
+            let handed_over = self.take(input, &mut spare);
             let refused = self.drain(&mut ready_step);
+            if is_packet {
+                spent += began.elapsed();
+            }
+            if let Some(values) = handed_over {
+                let cost = Some(std::mem::take(&mut spent) + began.elapsed());
+                let buffer = Command::Buffer { values, cost };
+                if self.trainer.blocking_send(buffer).is_err() {
+                    return;
+                }
+            }
             if !self.deliver(&mut spare, &mut ready_step) {
                 return;
             }
             if is_due || refused.is_some() {
                 self.report.send_modify(|report| {
                     report.links.clone_from(self.exchange.stats());
+                    report.n_residuals = self.exchange.n_residuals();
                     report.last_refusal = refused.or(report.last_refusal.take());
                 });
             }
@@ -143,7 +160,8 @@ impl CoderThread {
         Tick(self.started.elapsed().as_micros() as u64)
     }
 
-    fn take(&mut self, input: Input, spare: &mut Option<Vec<f32>>) -> bool {
+    /// Returns the buffer of an own gradient that was handed over.
+    fn take(&mut self, input: Input, spare: &mut Option<Vec<f32>>) -> Option<Vec<f32>> {
         let now = self.now();
         match input {
             Input::Gradient {
@@ -151,32 +169,43 @@ impl CoderThread {
                 n_steps,
                 samples,
                 values,
+                weights,
             } => {
                 let gradient = Gradient {
                     step,
                     n_steps,
                     samples,
                     values: &values,
+                    weights: &weights,
                 };
                 if let Err(error) = self.exchange.gradient(now, gradient) {
                     tracing::warn!(job = %self.job.short(), step, %error, "own gradient is not sent");
                 }
-                match self.mode {
-                    Mode::Asynchronous => {
-                        return self.trainer.blocking_send(Command::Buffer(values)).is_ok();
-                    }
-                    Mode::Synchronous => *spare = Some(values),
+                if !self.synchronous {
+                    return Some(values);
                 }
+                *spare = Some(values);
             }
             Input::Spare(values) => *spare = Some(values),
-            Input::Packet { from, bytes } => self.exchange.packet(now, from, &bytes),
-            Input::Applied { from, seq } => self.exchange.applied(from, seq),
+            Input::Packet {
+                from,
+                arrived,
+                bytes,
+            } => {
+                let arrived = arrived.saturating_duration_since(self.started);
+                let arrived = Tick(arrived.as_micros() as u64);
+                self.exchange.packet(now, arrived, from, &bytes);
+            }
+            Input::Applied { from, receipt } => {
+                self.exchange
+                    .applied(now, from, receipt.seq, receipt.arrived_us);
+            }
             Input::View { view, agreed } => self.exchange.set_view(now, view, agreed),
             Input::StartAt(step) => self.exchange.start_at(now, step),
-            Input::Reconnected(peer) => self.exchange.reconnected(peer),
+            Input::Reconnected(peer) => self.exchange.reconnected(now, peer),
             Input::Tick | Input::End => self.exchange.tick(now),
         }
-        true
+        None
     }
 
     fn drain(&mut self, ready_step: &mut Option<u64>) -> Option<(PeerId, String)> {
@@ -186,12 +215,17 @@ impl CoderThread {
                 Output::Send { to, seq, packet } => {
                     // The lane keeps the bytes only if it takes them; a copy is cheap beside packing them again.
                     if let Err(error) = self.net.send(to, Lane::Update, packet.clone()) {
-                        tracing::debug!(peer = %to.short(), %error, "packet goes back into the residual");
-                        self.exchange.returned(to, seq, &packet);
+                        tracing::debug!(peer = %to.short(), %error, "packet waits for the lane");
+                        self.exchange.returned(to, seq, packet);
                     }
                 }
-                Output::Applied { to, seq } => {
-                    let message = codec::encode(&Message::Applied(self.job, seq));
+                Output::Applied {
+                    to,
+                    seq,
+                    arrived_us,
+                } => {
+                    let receipt = Receipt { seq, arrived_us };
+                    let message = codec::encode(&Message::Applied(self.job, receipt));
                     if let Err(error) = self.net.send(to, Lane::Control, message) {
                         tracing::debug!(peer = %to.short(), %error, "credit is not returned");
                     }
@@ -201,14 +235,21 @@ impl CoderThread {
                     refused = Some((from, reason));
                 }
                 Output::Ready { step } => *ready_step = Some(step),
+                Output::Limit { step } => self.limit = Some(step),
             }
+        }
+        // Only the latest counts, and waiting for room here could be waiting for each other.
+        if let Some(step) = self.limit
+            && self.trainer.try_send(Command::Limit(step)).is_ok()
+        {
+            self.limit = None;
         }
         refused
     }
 
     /// Gives the trainer what is there for it, if it has given back the last buffer.
     fn deliver(&mut self, spare: &mut Option<Vec<f32>>, ready_step: &mut Option<u64>) -> bool {
-        if self.mode == Mode::Synchronous && ready_step.is_none() {
+        if self.synchronous && ready_step.is_none() {
             return true;
         }
         let Some(mut buffer) = spare.take() else {

@@ -12,7 +12,9 @@ use skein_gossip::wire::codec;
 use crate::net::Net;
 
 /// Chunks asked for at once: hides the round trip without filling the link's queue.
-const IN_FLIGHT: usize = 4;
+pub const IN_FLIGHT: usize = 4;
+/// Chunks asked for at once of what nobody waits for.
+pub const BACKGROUND: usize = 1;
 /// How long a holder may take for a manifest: it copies its replica at a step boundary first.
 const MANIFEST_DEADLINE: Duration = Duration::from_secs(30);
 /// How long one chunk may take: 256 KiB at 100 kbit/s.
@@ -29,13 +31,15 @@ pub struct Try {
     pub failures: Vec<String>,
 }
 
-/// One try at all `holders` in order. `cap_bytes` bounds what a manifest may announce.
+/// One try at all `holders` in order. `cap_bytes` bounds what a manifest may announce; `in_flight` chunks are
+/// asked for at once.
 pub async fn fetch(
     net: Net,
     holders: Vec<PeerId>,
     what: StateRequest,
     cap_bytes: u64,
     mut partial: Option<Fetch>,
+    in_flight: usize,
 ) -> Try {
     let mut failures = Vec::new();
     for holder in holders {
@@ -44,7 +48,7 @@ pub async fn fetch(
                 Some(fetch) if resumes(&net, holder, &fetch).await => fetch,
                 _ => begin(&net, holder, &what, cap_bytes).await?,
             };
-            match complete(&net, holder, &mut fetch).await {
+            match complete(&net, holder, &mut fetch, in_flight).await {
                 Ok(()) => Ok(fetch),
                 Err(error) => {
                     partial = Some(fetch);
@@ -115,7 +119,12 @@ async fn begin(
     }
 }
 
-async fn complete(net: &Net, holder: PeerId, fetch: &mut Fetch) -> Result<(), String> {
+async fn complete(
+    net: &Net,
+    holder: PeerId,
+    fetch: &mut Fetch,
+    in_flight: usize,
+) -> Result<(), String> {
     let blob = fetch.manifest().blob;
     let missing = fetch.missing(usize::MAX);
     let ask_chunk = |index| async move {
@@ -124,7 +133,7 @@ async fn complete(net: &Net, holder: PeerId, fetch: &mut Fetch) -> Result<(), St
     };
     let mut answers = stream::iter(missing)
         .map(ask_chunk)
-        .buffer_unordered(IN_FLIGHT);
+        .buffer_unordered(in_flight);
     while let Some((index, answer)) = answers.next().await {
         match answer? {
             StateResponse::Chunk(bytes) => fetch

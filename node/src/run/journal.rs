@@ -42,6 +42,8 @@ pub enum Entry<'a> {
         members: Vec<String>,
         /// Samples behind a step of all.
         global_batch: u64,
+        /// Samples of each member, in the order of `members`.
+        batches: Vec<u32>,
     },
     /// A step.
     Step {
@@ -92,6 +94,24 @@ pub enum Entry<'a> {
         bytes: u64,
         /// How long it took.
         seconds: f64,
+    },
+    /// The replica of another peer was tried on held-out samples, and this one moved towards it or not.
+    Learnt {
+        /// Whose.
+        from: String,
+        /// Loss of the own replica, nats per sample, none where not finite.
+        own_loss: Option<f64>,
+        /// Loss with the move that was tried.
+        merged_loss: Option<f64>,
+        /// How far it moved, 0 to 1.
+        moved: f32,
+    },
+    /// The two sides of a healed partition were put together here.
+    Merged {
+        /// Samples of this side since the sides parted.
+        samples: u64,
+        /// How much this side's parameters count in what goes on, 0 to 1.
+        share: f32,
     },
     /// A try to fetch a state failed; it is tried again.
     FetchFailed {

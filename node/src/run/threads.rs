@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use skein_gossip::exchange::{self, Exchange, Mode};
+use skein_gossip::exchange::Exchange;
 use skein_gossip::gradient::layout::Layout as GradientLayout;
-use skein_gossip::gradient::values::Values;
+use skein_gossip::ids::PeerId;
 use skein_gossip::message::Standing;
 use skein_gossip::transfer::Manifest;
 use skein_model::checkpoint::{self, Progress, Store};
@@ -18,8 +18,7 @@ use super::coder::{self, CoderThread};
 use super::driver::{Done, Driver, JobContext};
 use super::folder::JobResult;
 use super::prepare::{self, Prepared};
-use super::trainer::{self, Command, Replica, Settings, TrainingThread};
-use crate::job::{ExchangeMode, ValueFormat};
+use super::trainer::{self, Command, Lesson, Replica, Settings, Teacher, TrainingThread};
 
 /// How long leaving waits for a last checkpoint.
 const LAST_SAVE: Duration = Duration::from_millis(1200);
@@ -93,21 +92,8 @@ pub(super) fn start(
     started: Instant,
 ) -> Result<Threads, String> {
     let file = &context.file;
-    let synchronous = file.exchange.mode == ExchangeMode::Sync;
-    let mode = if synchronous {
-        Mode::Synchronous
-    } else {
-        Mode::Asynchronous
-    };
-    let config = exchange::Config {
-        mode,
-        fraction: file.exchange.fraction as f32,
-        values: match file.exchange.values {
-            ValueFormat::F16 => Values::F16,
-            ValueFormat::F32 => Values::F32,
-        },
-        level: file.exchange.level,
-    };
+    let strategy = file.strategy.exchange;
+    let synchronous = strategy.is_synchronous();
     let lengths: Vec<usize> = prepared
         .layout
         .parameters
@@ -115,7 +101,7 @@ pub(super) fn start(
         .map(|segment| segment.len)
         .collect();
     let layout = GradientLayout::new(&lengths).map_err(|error| error.to_string())?;
-    let exchange = Exchange::new(context.id, context.net.local(), config, &layout)
+    let exchange = Exchange::new(context.id, context.net.local(), strategy.config(), &layout)
         .map_err(|error| error.to_string())?;
     let (commands, command_queue) = mpsc::channel(trainer::COMMANDS);
     let (event_queue, events) = mpsc::channel(trainer::EVENTS);
@@ -128,8 +114,7 @@ pub(super) fn start(
         split: file.data.split.clone(),
         settings: Settings {
             batch: file.train.batch,
-            synchronous,
-            every: file.exchange.every,
+            exchange: strategy,
             last_step: file.stop.steps,
             evaluate_every: file.evaluate.every,
             evaluate_samples: file.evaluate.samples as usize,
@@ -143,16 +128,18 @@ pub(super) fn start(
         commands: command_queue,
         coder,
         events: event_queue,
+        started,
     };
     let coding = CoderThread {
         job: context.id,
         exchange,
-        mode,
+        synchronous,
         inputs,
         trainer: commands.clone(),
         net: context.net.clone(),
         report,
         started,
+        limit: None,
     };
     let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
         let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
@@ -187,10 +174,27 @@ pub(super) fn restore(driver: &Driver, manifest: Manifest, bytes: Vec<u8>, took:
         driver.done.clone(),
     );
     let donors = driver.agreement.donors(driver.now());
+    // Where all wait for all, replicas must stay equal: the winning side's state is taken as it is.
+    let unmerged = if threads.synchronous {
+        0
+    } else {
+        driver.unmerged
+    };
+    let parted_at = driver.agreement.parted_at();
     tokio::spawn(async move {
         let length = bytes.len() as u64;
         let decoded = tokio::task::spawn_blocking(move || Snapshot::decode(&bytes, &layout)).await;
         let outcome = match decoded {
+            Ok(Ok(snapshot)) if unmerged > 0 => {
+                let teacher = Teacher::Winner {
+                    snapshot: Box::new(snapshot),
+                    step: manifest.step,
+                    samples: manifest.samples.saturating_sub(parted_at),
+                    own_samples: unmerged,
+                };
+                let lesson = ask_to_learn(&commands, teacher).await;
+                lesson.map(|lesson| Some(1.0 - lesson.moved))
+            }
             Ok(Ok(snapshot)) => {
                 let (reply, answer) = oneshot::channel();
                 let snapshot = Box::new(snapshot);
@@ -202,7 +206,8 @@ pub(super) fn restore(driver: &Driver, manifest: Manifest, bytes: Vec<u8>, took:
                 };
                 let sent = commands.send(restore).await.is_ok();
                 let answer = if sent { answer.await.ok() } else { None };
-                answer.unwrap_or_else(|| Err("the training thread has ended".into()))
+                let answer = answer.unwrap_or_else(|| Err("the training thread has ended".into()));
+                answer.map(|()| None)
             }
             Ok(Err(error)) => Err(error.to_string()),
             Err(error) => Err(error.to_string()),
@@ -218,6 +223,41 @@ pub(super) fn restore(driver: &Driver, manifest: Manifest, bytes: Vec<u8>, took:
             })
             .await;
     });
+}
+
+/// Has the training thread learn from a fetched replica.
+pub(super) fn learn(driver: &Driver, from: PeerId, bytes: Vec<u8>, weight: f32, gated: bool) {
+    let Some(threads) = &driver.threads else {
+        return;
+    };
+    let (commands, layout, done) = (
+        threads.commands.clone(),
+        threads.layout.clone(),
+        driver.done.clone(),
+    );
+    tokio::spawn(async move {
+        let decoded = tokio::task::spawn_blocking(move || Snapshot::decode(&bytes, &layout)).await;
+        let lesson = match decoded {
+            Ok(Ok(snapshot)) => {
+                let teacher = Teacher::Best {
+                    snapshot: Box::new(snapshot),
+                    weight,
+                    gated,
+                };
+                ask_to_learn(&commands, teacher).await
+            }
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let _ = done.send(Done::Learnt(from, lesson)).await;
+    });
+}
+
+async fn ask_to_learn(commands: &mpsc::Sender<Command>, from: Teacher) -> Result<Lesson, String> {
+    let (reply, answer) = oneshot::channel();
+    let sent = commands.send(Command::Learn { from, reply }).await.is_ok();
+    let answer = if sent { answer.await.ok() } else { None };
+    answer.unwrap_or_else(|| Err("the training thread has ended".into()))
 }
 
 /// Asks the training thread for this peer's candidate.

@@ -9,14 +9,13 @@ use super::{Effect, Message, Peer, Work, tick};
 use crate::learner::State;
 use crate::stream::Lane;
 use skein_netem::link::Nanos;
-use skein_node::job::ExchangeMode;
 
 /// How long a fetch that failed waits before the next try, as in the node.
 const RETRY_AFTER: Nanos = 300_000_000;
 /// How long an answer may take to begin, as in the node.
 const DEADLINE: Nanos = 30_000_000_000;
 /// A request on the wire.
-const ASK_BYTES: usize = 80;
+pub(super) const ASK_BYTES: usize = 80;
 
 /// What is being fetched.
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +35,15 @@ pub(crate) enum Ask {
 /// An answer.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    Replica { state: State, step: u64 },
-    Weights { digest: Digest, state: State },
+    Replica {
+        state: State,
+        step: u64,
+        samples: u64,
+    },
+    Weights {
+        digest: Digest,
+        state: State,
+    },
     Unavailable,
 }
 
@@ -47,7 +53,7 @@ impl Peer {
         let (holders, ask) = match self.fetching {
             Fetching::Nothing => return,
             Fetching::Replica { from_step } => {
-                let is_synchronous = self.job.file.exchange.mode == ExchangeMode::Sync;
+                let is_synchronous = self.job.file.strategy.exchange.is_synchronous();
                 let from_step = if is_synchronous { from_step } else { 0 };
                 (self.agreement.donors(tick(now)), Ask::Replica { from_step })
             }
@@ -132,13 +138,24 @@ impl Peer {
 
     pub(super) fn on_answer(&mut self, now: Nanos, from: PeerId, answer: Answer) {
         match (answer, self.fetching) {
-            (Answer::Replica { state, step }, Fetching::Replica { .. }) => {
+            (Answer::Replica { state, .. }, Fetching::Nothing) if self.learning == Some(from) => {
+                self.on_taught(now, from, state);
+            }
+            (
+                Answer::Replica {
+                    state,
+                    step,
+                    samples,
+                },
+                Fetching::Replica { .. },
+            ) => {
                 let began = self.asked_at;
                 self.obey_at_boundary(
                     now,
                     AtBoundary::Restore {
                         state,
                         step,
+                        samples,
                         from,
                         began,
                     },

@@ -7,6 +7,7 @@
 
 mod ending;
 mod fetching;
+mod learning;
 mod outputs;
 mod training;
 
@@ -14,14 +15,16 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use skein_gossip::agreement::{Agreement, Config, Input};
-use skein_gossip::exchange::{self, Exchange, Mode};
+use skein_gossip::batching::power::Power;
+use skein_gossip::exchange::Exchange;
 use skein_gossip::gradient::layout::Layout;
-use skein_gossip::gradient::values::Values;
+use skein_gossip::guide::Guide;
 use skein_gossip::ids::{Digest, JobId, PeerId};
-use skein_gossip::message::{Decision, Message as Gossip};
+use skein_gossip::message::{Decision, Message as Gossip, Pace};
 use skein_gossip::time::Tick;
 use skein_gossip::view::{Contribution, Holding};
-use skein_node::job::{ExchangeMode, JobFile, ValueFormat};
+use skein_node::job::JobFile;
+use skein_node::run::driver::guide_config;
 use skein_node::run::journal::Entry;
 
 use super::learner::{Learner, State};
@@ -37,6 +40,8 @@ use training::Trainer;
 const PREPARING: f64 = 0.35;
 /// Between two looks of the node at what is due.
 const DUE_EVERY: Nanos = 500_000_000;
+/// Among more members than this, beats carry no sketches, as in the node.
+const FEW_SKETCHED: usize = 64;
 
 /// What all peers of a run share.
 #[derive(Debug)]
@@ -99,6 +104,18 @@ pub(super) struct Peer {
     pub(super) share: Option<f64>,
     threads: u32,
     trainer: Trainer,
+    guide: Guide,
+    power: Power,
+    pace: Pace,
+    /// Whose replica is fetched to learn from.
+    learning: Option<PeerId>,
+    /// Samples of the losing side of a partition that this replica holds and the others do not.
+    unmerged: u64,
+    sketched: Option<Nanos>,
+    /// Core microseconds of the coder since the last commit.
+    coding_us: f64,
+    /// Packs made so far.
+    n_packed: u64,
     fetching: Fetching,
     attempts: u64,
     /// Whom the fetch under way asked, and when.
@@ -132,22 +149,16 @@ impl Peer {
         disk: Option<Disk>,
     ) -> Result<Self, String> {
         let file = &job.file;
-        let config = exchange::Config {
-            mode: match file.exchange.mode {
-                ExchangeMode::Sync => Mode::Synchronous,
-                ExchangeMode::Async => Mode::Asynchronous,
-            },
-            fraction: file.exchange.fraction as f32,
-            values: match file.exchange.values {
-                ValueFormat::F16 => Values::F16,
-                ValueFormat::F32 => Values::F32,
-            },
-            level: file.exchange.level,
-        };
+        let strategy = &file.strategy;
         let layout = Layout::new(&learner.lengths()).map_err(|error| error.to_string())?;
-        let exchange =
-            Exchange::new(job.id, id, config, &layout).map_err(|error| error.to_string())?;
-        let settings = Config::new(file.start.peers as usize, file.train.batch);
+        let exchange = Exchange::new(job.id, id, strategy.exchange.config(), &layout)
+            .map_err(|error| error.to_string())?;
+        let settings = Config {
+            batching: strategy.batching.config(),
+            ..Config::new(file.start.peers as usize, file.train.batch)
+        };
+        let rate = learner.learning_rate();
+        let guide = Guide::new(guide_config(file), id, file.seed, tick(now));
         let mut step = 0;
         if let Some(disk) = &disk {
             learner.load(&disk.state)?;
@@ -157,7 +168,15 @@ impl Peer {
             id,
             agreement: Agreement::new(settings, id, instance, tick(now)),
             exchange,
-            trainer: Trainer::new(step, layout.n_values()),
+            trainer: Trainer::new(now, step, layout.n_values(), &strategy.exchange, rate),
+            guide,
+            power: Power::new(),
+            pace: Pace::default(),
+            learning: None,
+            unmerged: 0,
+            sketched: None,
+            coding_us: 0.0,
+            n_packed: 0,
             learner,
             share,
             threads,
@@ -202,11 +221,10 @@ impl Peer {
         self.learner.state().weights_hash()
     }
 
-    /// Bytes of all arenas: weights, gradient, what is summed, the inbox, and a residual per link.
+    /// Bytes of all arenas: weights, gradient, what is summed, the inbox, and the residuals.
     pub(super) fn arena_bytes(&self) -> u64 {
-        let links = self.agreement.view().map_or(1, |view| view.members.len());
         let n: usize = self.learner.lengths().iter().sum();
-        4 * n as u64 * (4 + links as u64)
+        4 * n as u64 * (4 + self.exchange.n_residuals() as u64)
     }
 
     /// The hash of the weights it would close with.
@@ -216,7 +234,7 @@ impl Peer {
 
     pub(super) fn connected(&mut self, now: Nanos, peer: PeerId) {
         self.input(now, Input::Connected(peer));
-        self.exchange.reconnected(peer);
+        self.exchange.reconnected(tick(now), peer);
         self.drain(now);
     }
 
@@ -234,12 +252,16 @@ impl Peer {
                 self.input(now, Input::Change(from, change));
             }
             Message::Gossip(Gossip::Leaving(_)) => self.input(now, Input::Leaving(from)),
-            Message::Gossip(Gossip::Applied(_, seq)) => self.exchange.applied(from, seq),
+            Message::Gossip(Gossip::Applied(_, receipt)) => {
+                self.exchange
+                    .applied(tick(now), from, receipt.seq, receipt.arrived_us);
+                self.drain(now);
+            }
             Message::Gossip(Gossip::Stop(_, reason)) => self.input(now, Input::StopHolds(reason)),
             Message::Gossip(Gossip::Job(_)) => {}
             Message::Update { packet, .. } => {
                 self.spend_on_coding(self.job.costs.us_per_applied);
-                self.exchange.packet(tick(now), from, &packet);
+                self.exchange.packet(tick(now), tick(now), from, &packet);
                 self.drain(now);
             }
             Message::Ask(ask) => self.on_ask(from, ask),
@@ -260,6 +282,7 @@ impl Peer {
                     self.last_due = now;
                     self.exchange.tick(tick(now));
                     self.drain(now);
+                    self.look_around(now);
                     self.check_stop(now);
                 }
                 self.input(now, Input::Tick);
@@ -267,8 +290,8 @@ impl Peer {
         }
     }
 
-    /// The lane would not take a packet: its gradient goes back into the residual.
-    pub(super) fn returned(&mut self, to: PeerId, seq: u64, packet: &[u8]) {
+    /// The lane would not take a packet.
+    pub(super) fn returned(&mut self, to: PeerId, seq: u64, packet: Vec<u8>) {
         self.exchange.returned(to, seq, packet);
     }
 
@@ -303,6 +326,7 @@ impl Peer {
             step,
             digest,
         };
+        self.agreement.set_train_samples(self.learner.train_len());
         self.input(now, Input::Prepared(holding));
         // The end may have been heard of meanwhile.
         self.try_fetch(now);
@@ -324,9 +348,14 @@ impl Peer {
         self.effects.push(Effect::Later { after, work });
     }
 
-    /// How long `core_us` microseconds of one core take here.
+    /// Uses `core_us` microseconds of one core; how long that takes here.
     fn works(&mut self, core_us: f64) -> Nanos {
         self.used += (core_us * 1000.0) as u64;
+        self.lasts(core_us)
+    }
+
+    /// How long `core_us` microseconds of one core take here.
+    fn lasts(&self, core_us: f64) -> Nanos {
         let cores = self.share.unwrap_or(f64::from(self.threads));
         let speed = cores.min(f64::from(self.threads)).max(1e-3);
         (core_us * 1000.0 / speed) as Nanos
@@ -334,6 +363,7 @@ impl Peer {
 
     /// Packing and unpacking use the coder's thread, which takes from the trainer only what the share does not give beside it.
     fn spend_on_coding(&mut self, cost: f64) {
+        self.coding_us += cost;
         let has_room = self
             .share
             .is_none_or(|share| share >= f64::from(self.threads) + 1.0);

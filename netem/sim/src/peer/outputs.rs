@@ -3,9 +3,10 @@
 use skein_gossip::agreement::Output;
 use skein_gossip::exchange;
 use skein_gossip::ids::PeerId;
-use skein_gossip::message::Message as Gossip;
+use skein_gossip::message::{Message as Gossip, Receipt};
 use skein_gossip::wire::codec;
 use skein_node::run::journal::Entry;
+use skein_node::run::trainer::Share;
 
 use super::{Effect, Fetching, Message, Peer, tick};
 use crate::stream::Lane;
@@ -34,12 +35,17 @@ impl Peer {
                     steward: view.stamp.steward.short(),
                     members: members.collect(),
                     global_batch: view.global_batch(),
+                    batches: named.iter().map(|member| member.batch).collect(),
                 };
                 self.write(now, &entry);
-                self.trainer.global_batch = view.global_batch().max(1);
-                self.trainer.others = view.members.len().saturating_sub(1);
-                self.learner
-                    .set_shard(view.member(self.id).map_or(0, |member| member.slot));
+                if let Some(member) = view.member(self.id).copied() {
+                    self.join(Share {
+                        member,
+                        global_batch: view.global_batch().max(1),
+                        others: view.members.len() - 1,
+                        rate: self.agreement.rate_factor(&view),
+                    });
+                }
                 self.exchange.set_view(tick(now), Some(view), false);
                 self.drain(now);
             }
@@ -63,6 +69,7 @@ impl Peer {
                 self.pause(now);
                 self.exchange.set_view(tick(now), None, false);
                 self.drain(now);
+                self.unmerged = lost_samples;
                 self.write(now, &Entry::Paused { lost_samples });
             }
             Output::End { reason, abstain } => {
@@ -86,10 +93,14 @@ impl Peer {
     /// What the exchange wants.
     pub(super) fn drain(&mut self, now: Nanos) {
         let mut ready = None;
+        let mut limit = None;
+        let n_packed = self.exchange.n_packed();
+        let packs = n_packed - std::mem::replace(&mut self.n_packed, n_packed);
+        self.spend_on_coding(self.job.costs.us_per_packet * packs as f64);
         while let Some(output) = self.exchange.poll() {
             match output {
                 exchange::Output::Send { to, seq, packet } => {
-                    self.spend_on_coding(self.job.costs.us_per_packet);
+                    self.spend_on_coding(self.job.costs.us_per_sent);
                     self.effects.push(Effect::Send {
                         to,
                         lane: Lane::Update,
@@ -97,9 +108,15 @@ impl Peer {
                         message: Message::Update { seq, packet },
                     });
                 }
-                exchange::Output::Applied { to, seq } => {
-                    self.tell(to, Gossip::Applied(self.job.id, seq));
+                exchange::Output::Applied {
+                    to,
+                    seq,
+                    arrived_us,
+                } => {
+                    let receipt = Receipt { seq, arrived_us };
+                    self.tell(to, Gossip::Applied(self.job.id, receipt));
                 }
+                exchange::Output::Limit { step } => limit = Some(step),
                 exchange::Output::Refused { from, reason } => {
                     let peer = from.short();
                     self.write(
@@ -112,6 +129,9 @@ impl Peer {
                 }
                 exchange::Output::Ready { step } => ready = Some(step),
             }
+        }
+        if let Some(step) = limit {
+            self.on_limit(now, step);
         }
         if let Some(step) = ready {
             self.on_ready(now, step);

@@ -2,14 +2,21 @@
 //! training thread.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use skein_gossip::agreement::Input;
 use skein_gossip::exchange::Gradient;
+use skein_gossip::exchange::local::Local;
 use skein_gossip::ids::PeerId;
+use skein_gossip::pacing::adacomm::AdaComm;
+use skein_gossip::pacing::outer::Outer;
+use skein_gossip::pacing::rhythm::Commits;
 use skein_gossip::view::Contribution;
 use skein_model::train::Evaluation;
-use skein_node::job::{Every, ExchangeMode};
+use skein_node::job::Every;
+use skein_node::job::strategy::Exchange;
 use skein_node::run::journal::{self, Entry};
+use skein_node::run::trainer::{FIRST_LOOK, LOOK_ONE_IN, Share};
 
 use super::fetching::Answer;
 use super::{Disk, Peer, Work, tick};
@@ -26,12 +33,14 @@ enum Doing {
     Nothing,
     /// In forward and backward since then.
     Stepping(Nanos),
-    /// Synchronous: for the sum since then, after so much computing.
-    Waiting(Nanos, Nanos),
+    /// Synchronous: for the sum since then.
+    Waiting(Nanos),
+    /// Too far ahead of others since then.
+    AtLimit(Nanos),
     /// At the update and what follows from it.
     Finishing,
-    /// At the validation set.
-    Looking(Evaluation),
+    /// At the validation set, for so long.
+    Looking(Evaluation, Nanos),
 }
 
 /// What waits for the step boundary.
@@ -40,8 +49,15 @@ pub(super) enum AtBoundary {
     Restore {
         state: State,
         step: u64,
+        samples: u64,
         from: PeerId,
         began: Nanos,
+    },
+    Learn {
+        state: State,
+        from: PeerId,
+        weight: f32,
+        gated: bool,
     },
     Judge,
 }
@@ -50,8 +66,12 @@ pub(super) enum AtBoundary {
 pub(super) struct Trainer {
     pub(super) step: u64,
     pub(super) work: Contribution,
-    pub(super) global_batch: u64,
-    pub(super) others: usize,
+    pub(super) share: Option<Share>,
+    /// First step that has to wait for others.
+    pub(super) limit: u64,
+    pub(super) commits: Commits,
+    pub(super) local: Local,
+    adacomm: Option<AdaComm>,
     pub(super) copies: Vec<(u64, PeerId)>,
     pub(super) best_look: Option<(Evaluation, u64, State)>,
     /// Core microseconds of the coder that the next step pays for.
@@ -60,22 +80,48 @@ pub(super) struct Trainer {
     is_training: bool,
     doing: Doing,
     gradient: Vec<f32>,
-    loss: f32,
-    sum: Vec<f32>,
-    n_summed: u32,
-    samples_summed: u64,
+    /// Steps of the optimiser so far in this step, their losses, samples and time.
+    round: Round,
+    handed: Vec<f32>,
     merged: Vec<f32>,
     boundary: Vec<AtBoundary>,
     links_written: Nanos,
+    /// When the last look ended, and what it took.
+    looked: Option<(Nanos, Nanos)>,
+    base_rate: f64,
+}
+
+/// One step: of the optimiser, or a round of several where all wait for changes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    n: u32,
+    losses: f32,
+    samples: u64,
+    computing: Nanos,
+    waiting: Nanos,
+    /// Samples of the optimiser's step under way.
+    batch: u32,
 }
 
 impl Trainer {
-    pub(super) fn new(step: u64, n_values: usize) -> Self {
+    pub(super) fn new(
+        now: Nanos,
+        step: u64,
+        n_values: usize,
+        exchange: &Exchange,
+        rate: f64,
+    ) -> Self {
+        let outer = exchange
+            .outer()
+            .map(|settings| Outer::new(settings, n_values));
         Self {
             step,
             work: Contribution::default(),
-            global_batch: 1,
-            others: 0,
+            share: None,
+            limit: u64::MAX,
+            commits: Commits::new(exchange.rhythm(tick(now))),
+            local: Local::new(exchange.config().full, outer),
+            adacomm: exchange.adacomm(),
             copies: Vec::new(),
             best_look: None,
             owed_us: 0.0,
@@ -83,25 +129,49 @@ impl Trainer {
             is_training: false,
             doing: Doing::Nothing,
             gradient: Vec::with_capacity(n_values),
-            loss: 0.0,
-            sum: vec![0.0; n_values],
-            n_summed: 0,
-            samples_summed: 0,
+            round: Round::default(),
+            handed: Vec::new(),
             merged: Vec::new(),
             boundary: Vec::new(),
             links_written: 0,
+            looked: None,
+            base_rate: rate,
         }
     }
 }
 
 impl Peer {
     fn is_synchronous(&self) -> bool {
-        self.job.file.exchange.mode == ExchangeMode::Sync
+        self.job.file.strategy.exchange.is_synchronous()
+    }
+
+    fn makes_rounds(&self) -> bool {
+        self.is_synchronous() && self.trainer.local.is_full()
     }
 
     fn is_at_last_step(&self) -> bool {
         let last = self.job.file.stop.steps;
         last.is_some_and(|last| self.trainer.step >= last)
+    }
+
+    /// Takes this peer's part in a view.
+    pub(super) fn join(&mut self, share: Share) {
+        self.learner.set_shard(share.member.slot);
+        self.learner
+            .set_rate_factor(self.trainer.base_rate, share.rate);
+        self.trainer.share = Some(share);
+    }
+
+    fn others(&self) -> usize {
+        self.trainer.share.map_or(0, |share| share.others)
+    }
+
+    fn batch(&self) -> u32 {
+        match self.trainer.share {
+            Some(share) if self.is_synchronous() => share.member.batch_at(self.trainer.step),
+            Some(share) => share.member.batch,
+            None => self.job.file.train.batch,
+        }
     }
 
     pub(super) fn train(&mut self, now: Nanos) {
@@ -112,8 +182,9 @@ impl Peer {
     /// Stops after the current step; a synchronous step that waits is given up.
     pub(super) fn pause(&mut self, now: Nanos) {
         self.trainer.is_training = false;
-        self.trainer.n_summed = 0;
-        if matches!(self.trainer.doing, Doing::Waiting(..)) {
+        self.trainer.local.forget();
+        self.trainer.round = Round::default();
+        if matches!(self.trainer.doing, Doing::Waiting(..) | Doing::AtLimit(_)) {
             self.at_boundary(now);
         }
     }
@@ -132,9 +203,16 @@ impl Peer {
                 AtBoundary::Restore {
                     state,
                     step,
+                    samples,
                     from,
                     began,
-                } => self.restore(now, &state, step, from, began),
+                } => self.restore(now, &state, (step, samples), from, began),
+                AtBoundary::Learn {
+                    state,
+                    from,
+                    weight,
+                    gated,
+                } => self.learn(now, &state, from, weight, gated),
                 AtBoundary::Judge => self.judge(),
             }
         }
@@ -145,89 +223,121 @@ impl Peer {
         if !self.trainer.is_training || !matches!(self.trainer.doing, Doing::Nothing) {
             return;
         }
-        match self.learner.gradient(&mut self.trainer.gradient) {
-            Ok(loss) => self.trainer.loss = loss,
+        if self.others() > 0 && self.trainer.step >= self.trainer.limit {
+            self.trainer.doing = Doing::AtLimit(now);
+            return;
+        }
+        let batch = self.batch();
+        self.trainer.local.begin_step(self.learner.parameters());
+        match self.learner.gradient(batch, &mut self.trainer.gradient) {
+            Ok(loss) => self.trainer.round.losses += loss,
             Err(reason) => {
                 self.trainer.is_training = false;
                 self.write(now, &Entry::Failed { reason: &reason });
                 return self.input(now, Input::Unable(reason));
             }
         }
+        self.trainer.round.batch = batch;
         let costs = &self.job.costs;
-        let batch = f64::from(self.job.file.train.batch);
-        let core_us = costs.us_per_step + costs.us_per_sample * batch;
+        let core_us = costs.us_per_step + costs.us_per_sample * f64::from(batch);
         let owed = std::mem::take(&mut self.trainer.owed_us);
         let takes = self.works(core_us + owed).max(1000);
         self.trainer.doing = Doing::Stepping(now);
         self.later(takes, Work::StepDone);
     }
 
+    /// This peer may go as far as this now.
+    pub(super) fn on_limit(&mut self, now: Nanos, step: u64) {
+        self.trainer.limit = step;
+        if let Doing::AtLimit(since) = self.trainer.doing
+            && self.trainer.step < step
+        {
+            self.trainer.round.waiting += now - since;
+            self.trainer.doing = Doing::Nothing;
+            self.begin_step(now);
+        }
+    }
+
     pub(super) fn on_step_done(&mut self, now: Nanos) {
         let Doing::Stepping(since) = self.trainer.doing else {
             return;
         };
-        let samples = u64::from(self.job.file.train.batch);
+        let trainer = &mut self.trainer;
+        let samples = u64::from(trainer.round.batch);
+        trainer.round.n += 1;
+        trainer.round.samples += samples;
+        trainer.round.computing += now - since;
+        trainer.local.stepped(&trainer.gradient, samples);
         if self.is_synchronous() {
-            if !self.trainer.is_training {
-                return self.at_boundary(now);
-            }
-            self.trainer.doing = Doing::Waiting(now, now - since);
-            let gradient = Gradient {
-                step: self.trainer.step,
-                n_steps: 1,
-                samples,
-                values: &self.trainer.gradient,
-            };
-            if let Err(error) = self.exchange.gradient(tick(now), gradient) {
-                tracing::warn!(%error, "own gradient is not sent");
-            }
-            return self.drain(now);
+            return self.on_synchronous_step(now);
         }
-        self.hand_over_sum(now, samples);
-        let weight = samples as f32 / self.trainer.global_batch as f32;
-        if weight != 1.0 {
-            let gradient = &mut self.trainer.gradient;
-            gradient.iter_mut().for_each(|value| *value *= weight);
+        if !self.trainer.local.is_full() {
+            self.commit_if_due(now);
+            let global = self
+                .trainer
+                .share
+                .map_or(samples, |share| share.global_batch);
+            let weight = samples as f32 / global.max(1) as f32;
+            if weight != 1.0 {
+                let gradient = &mut self.trainer.gradient;
+                gradient.iter_mut().for_each(|value| *value *= weight);
+            }
         }
         let mut merged = std::mem::take(&mut self.trainer.merged);
         if self.exchange.take(&mut merged) {
-            let gradient = &mut self.trainer.gradient;
-            gradient
-                .iter_mut()
-                .zip(&merged)
-                .for_each(|(own, other)| *own += other);
+            if self.trainer.local.is_full() {
+                let parameters = self.learner.parameters_mut();
+                self.trainer.local.merge(parameters, &merged);
+            } else {
+                let gradient = &mut self.trainer.gradient;
+                let pairs = gradient.iter_mut().zip(&merged);
+                pairs.for_each(|(own, other)| *own += other);
+            }
         }
         self.trainer.merged = merged;
-        self.finish_step(now, now - since, 0);
+        self.apply();
+        if self.trainer.local.is_full() {
+            self.commit_if_due(now);
+        }
+        self.finish_step(now);
     }
 
-    /// Adds the own gradient to what the coder is owed, and hands it over when it is due.
-    fn hand_over_sum(&mut self, now: Nanos, samples: u64) {
-        let trainer = &mut self.trainer;
-        if trainer.others == 0 {
-            trainer.n_summed = 0;
-            return;
+    fn on_synchronous_step(&mut self, now: Nanos) {
+        if !self.trainer.is_training {
+            return self.at_boundary(now);
         }
-        if trainer.n_summed == 0 {
-            trainer.sum.fill(0.0);
-            trainer.samples_summed = 0;
+        let rounds = self.makes_rounds();
+        let n_steps = match &self.trainer.adacomm {
+            Some(adacomm) => adacomm.tau(),
+            None if rounds => self.job.file.strategy.exchange.steps_per_commit(),
+            None => 1,
+        };
+        if rounds {
+            self.apply();
+            if self.trainer.round.n < n_steps {
+                self.trainer.doing = Doing::Nothing;
+                return self.begin_step(now);
+            }
+            let (trainer, parameters) = (&mut self.trainer, self.learner.parameters());
+            trainer.local.change(parameters, &mut trainer.handed);
+        } else {
+            let trainer = &mut self.trainer;
+            trainer.handed.clear();
+            trainer.handed.extend_from_slice(&trainer.gradient);
         }
-        let weight = samples as f32;
-        trainer
-            .sum
-            .iter_mut()
-            .zip(&trainer.gradient)
-            .for_each(|(sum, value)| *sum += weight * value);
-        trainer.n_summed += 1;
-        trainer.samples_summed += samples;
-        if trainer.n_summed < self.job.file.exchange.every {
-            return;
-        }
+        self.trainer.doing = Doing::Waiting(now);
+        let samples = self.trainer.round.samples;
+        self.hand_over(now, n_steps, samples);
+    }
+
+    fn hand_over(&mut self, now: Nanos, n_steps: u32, samples: u64) {
+        let weights = self.weights();
         let gradient = Gradient {
-            step: trainer.step,
-            n_steps: std::mem::take(&mut trainer.n_summed),
-            samples: trainer.samples_summed,
-            values: &trainer.sum,
+            step: self.trainer.step,
+            n_steps,
+            samples,
+            values: &self.trainer.handed,
+            weights: &weights,
         };
         if let Err(error) = self.exchange.gradient(tick(now), gradient) {
             tracing::warn!(%error, "own gradient is not sent");
@@ -235,37 +345,101 @@ impl Peer {
         self.drain(now);
     }
 
+    /// The parameters in the unit of what is handed over, where the exchange has to see them.
+    fn weights(&self) -> Vec<f32> {
+        if !self.job.file.strategy.exchange.needs_weights() {
+            return Vec::new();
+        }
+        let global = self
+            .trainer
+            .share
+            .map_or(1, |share| share.global_batch.max(1));
+        let unit = match self.trainer.local.is_full() {
+            true => 1.0,
+            false => global as f32 / self.learner.learning_rate() as f32,
+        };
+        let parameters = self.learner.parameters().iter();
+        parameters.map(|value| unit * value).collect()
+    }
+
+    /// Nobody waits: hands over what was summed up, when it is due.
+    fn commit_if_due(&mut self, now: Nanos) {
+        if self.others() == 0 {
+            self.trainer.local.forget();
+            return;
+        }
+        let n_steps = self.trainer.local.owed().n_steps;
+        if !self.trainer.commits.due(tick(now), n_steps) {
+            return;
+        }
+        let members = self.others() + 1;
+        let mut handed = std::mem::take(&mut self.trainer.handed);
+        let parameters = self.learner.parameters_mut();
+        let owed = self.trainer.local.commit(parameters, members, &mut handed);
+        self.trainer.handed = handed;
+        self.trainer.commits.made(tick(now));
+        self.hand_over(now, owed.n_steps, owed.samples);
+        let spent = std::mem::take(&mut self.coding_us);
+        let took = Duration::from_nanos(self.lasts(spent));
+        self.trainer.commits.cost(tick(now), took);
+    }
+
+    fn apply(&mut self) {
+        if let Err(reason) = self.learner.apply(&self.trainer.gradient) {
+            tracing::warn!(reason, "step left out");
+        }
+    }
+
     /// Synchronous: the sum of a step is there.
     pub(super) fn on_ready(&mut self, now: Nanos, step: u64) {
-        let Doing::Waiting(since, computing) = self.trainer.doing else {
+        let Doing::Waiting(since) = self.trainer.doing else {
             return;
         };
         let mut sum = std::mem::take(&mut self.trainer.gradient);
         let took = self.exchange.take(&mut sum);
         self.trainer.gradient = sum;
-        if took && step == self.trainer.step {
-            self.finish_step(now, computing, now - since);
+        if !took || step != self.trainer.step {
+            return;
         }
+        self.trainer.round.waiting += now - since;
+        if self.makes_rounds() {
+            let (trainer, parameters) = (&mut self.trainer, self.learner.parameters_mut());
+            trainer.local.adopt(parameters, &mut trainer.gradient);
+        } else {
+            self.apply();
+        }
+        self.finish_step(now);
     }
 
-    fn finish_step(&mut self, now: Nanos, computing: Nanos, waiting: Nanos) {
+    fn finish_step(&mut self, now: Nanos) {
         self.trainer.doing = Doing::Finishing;
-        let applied = self.learner.apply(&self.trainer.gradient);
-        if let Err(reason) = applied {
-            tracing::warn!(reason, "step left out");
-        }
-        let samples = u64::from(self.job.file.train.batch);
         let trainer = &mut self.trainer;
+        let round = std::mem::take(&mut trainer.round);
+        let Round {
+            samples,
+            computing,
+            waiting,
+            ..
+        } = round;
         trainer.step += 1;
         trainer.work.steps += 1;
         trainer.work.samples += samples;
         trainer.work.computing_us += computing / 1000;
         trainer.work.waiting_us += waiting / 1000;
-        let loss = trainer.loss;
+        let loss = round.losses / round.n.max(1) as f32;
+        if let Some(adacomm) = &mut trainer.adacomm {
+            adacomm.period_ended(f64::from(loss));
+        }
         let mean = trainer
             .train_loss
             .map_or(loss, |mean| mean + LOSS_WEIGHT * (loss - mean));
         trainer.train_loss = mean.is_finite().then_some(mean);
+        let step_samples = samples.min(u64::from(u32::MAX)) as u32;
+        self.power
+            .observe(step_samples, Duration::from_nanos(computing));
+        self.pace.commits = self.trainer.commits.n_made();
+        self.sketch_if_due(now);
+        let trainer = &mut self.trainer;
         let mut links = BTreeMap::new();
         if now >= trainer.links_written + LINKS_EVERY {
             trainer.links_written = now;
@@ -287,8 +461,14 @@ impl Peer {
         self.tell_progress(now);
         self.save_if_due(now);
         self.check_stop(now);
-        let evaluate = &self.job.file.evaluate;
-        if self.trainer.step.is_multiple_of(evaluate.every) {
+        let must_look = match (self.job.file.evaluate.every, self.trainer.looked) {
+            (Some(every), _) => self.trainer.step.is_multiple_of(every),
+            (None, Some((ended, took))) => now - ended >= took * u64::from(LOOK_ONE_IN),
+            (None, None) => self
+                .began
+                .is_some_and(|began| u128::from(now - began) >= FIRST_LOOK.as_nanos()),
+        };
+        if must_look {
             self.look(now);
         } else {
             self.at_boundary(now);
@@ -311,7 +491,7 @@ impl Peer {
 
     fn looking(&mut self, evaluation: Evaluation) {
         let takes = self.look_takes(evaluation.samples);
-        self.trainer.doing = Doing::Looking(evaluation);
+        self.trainer.doing = Doing::Looking(evaluation, takes);
         self.later(takes, Work::Looked);
     }
 
@@ -320,9 +500,11 @@ impl Peer {
     }
 
     pub(super) fn on_looked(&mut self, now: Nanos) {
-        let Doing::Looking(evaluation) = self.trainer.doing else {
+        let Doing::Looking(evaluation, took) = self.trainer.doing else {
             return;
         };
+        self.trainer.looked = Some((now, took));
+        self.pace.held_out = Some(evaluation.loss as f32).filter(|loss| loss.is_finite());
         let entry = Entry::Evaluated {
             step: self.trainer.step,
             val_accuracy: evaluation.accuracy,
@@ -377,7 +559,7 @@ impl Peer {
 
     /// Copies for those who asked, at a step that is late enough for them.
     pub(super) fn give_copies(&mut self) {
-        if matches!(self.trainer.doing, Doing::Stepping(_) | Doing::Looking(_)) {
+        if matches!(self.trainer.doing, Doing::Stepping(_) | Doing::Looking(..)) {
             return;
         }
         let step = self.trainer.step;
@@ -389,9 +571,15 @@ impl Peer {
             return;
         }
         let state = self.learner.state();
+        let samples = self.agreement.mesh_samples();
         for (_, to) in due {
             let state = state.clone();
-            self.answer(to, Answer::Replica { state, step });
+            let answer = Answer::Replica {
+                state,
+                step,
+                samples,
+            };
+            self.answer(to, answer);
         }
     }
 
@@ -417,8 +605,21 @@ impl Peer {
         self.write(now, &Entry::Checkpoint { step });
     }
 
-    fn restore(&mut self, now: Nanos, state: &State, step: u64, from: PeerId, began: Nanos) {
-        if let Err(reason) = self.learner.load(state) {
+    fn restore(
+        &mut self,
+        now: Nanos,
+        state: &State,
+        (step, samples): (u64, u64),
+        from: PeerId,
+        began: Nanos,
+    ) {
+        let unmerged = std::mem::take(&mut self.unmerged);
+        let restored = match unmerged > 0 && !self.is_synchronous() {
+            true => self.put_together(now, state, samples, unmerged),
+            false => self.learner.load(state),
+        };
+        self.trainer.local.forget();
+        if let Err(reason) = restored {
             self.write(now, &Entry::FetchFailed { reasons: &[reason] });
             return self.retry_later();
         }

@@ -365,6 +365,7 @@ fn sim(root: &Section<'_>) -> Result<Sim, Wrong> {
     }
     sim.us_per_look = cost("us_per_look", sim.us_per_look)?;
     sim.us_per_packet = cost("us_per_packet", sim.us_per_packet)?;
+    sim.us_per_sent = cost("us_per_sent", sim.us_per_sent)?;
     sim.us_per_applied = cost("us_per_applied", sim.us_per_applied)?;
     if let Some(item) = section.raw("problem") {
         sim.problem = match &item.value {

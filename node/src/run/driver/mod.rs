@@ -4,6 +4,7 @@
 //! evaluation and disk work run elsewhere and report back as `Done`, so that beats are never late.
 
 mod fetching;
+mod learning;
 mod orders;
 mod training;
 
@@ -12,8 +13,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use skein_gossip::agreement::{self, Agreement, Input};
+use skein_gossip::batching::power::Power;
+use skein_gossip::guide::{self, Guide};
 use skein_gossip::ids::{Digest, JobId, PeerId};
-use skein_gossip::message::{Candidate, Decision, Message, StateRequest};
+use skein_gossip::knowledge::drift;
+use skein_gossip::message::{Candidate, Decision, Message, Pace, StateRequest};
+use skein_gossip::pacing::search;
 use skein_gossip::time::Tick;
 use skein_gossip::transfer::Fetch;
 use skein_gossip::wire::codec;
@@ -28,10 +33,11 @@ use super::prepare::Prepared;
 use super::serve::{self, Question};
 use super::status::Figures;
 use super::threads::{self, Threads};
-use super::trainer::Command;
+use super::trainer::{Command, Lesson};
 use super::{coder, fetch};
 use crate::control::JobStatus;
 use crate::job::JobFile;
+use crate::job::strategy::Commit;
 use crate::net::{Lane, Net};
 
 /// Events that wait for the driver of a job. A beat more or less does not matter: when it is full, beats are dropped.
@@ -89,9 +95,12 @@ pub(super) enum Done {
         donors: Vec<PeerId>,
         bytes: u64,
         took: Duration,
-        outcome: Result<(), String>,
+        /// How much the own side of a healed partition counts in it; none: there was none.
+        outcome: Result<Option<f32>, String>,
     },
     Candidate(Result<(u64, Evaluation, Box<Snapshot>), String>),
+    Taught(PeerId, fetch::Try),
+    Learnt(PeerId, Result<Lesson, String>),
     Saved(Result<u64, String>),
 }
 
@@ -129,6 +138,13 @@ pub(super) struct Driver {
     status: watch::Sender<JobStatus>,
     fetching: Fetching,
     retry_at: Option<Instant>,
+    guide: Guide,
+    power: Power,
+    pub(super) pace: Pace,
+    /// Whose replica is fetched to learn from.
+    learning: Option<PeerId>,
+    /// Samples of the losing side of a partition that this replica holds and the others do not.
+    pub(super) unmerged: u64,
     /// The weights offered, decided or agreed, for others and for the result.
     pub(super) kept: Option<(Digest, Snapshot)>,
     /// Why this peer has no model to offer.
@@ -147,8 +163,13 @@ pub(super) async fn run(
     status: watch::Sender<JobStatus>,
 ) {
     let started = Instant::now();
-    let config =
-        agreement::Config::new(context.file.start.peers as usize, context.file.train.batch);
+    let config = agreement_config(&context.file);
+    let guide = Guide::new(
+        guide_config(&context.file),
+        context.net.local(),
+        context.file.seed,
+        Tick(0),
+    );
     let mut agreement = Agreement::new(config, context.net.local(), context.instance, Tick(0));
     let mut figures = Figures::new(&context.file);
     let (done, mut dones) = mpsc::channel(8);
@@ -174,6 +195,11 @@ pub(super) async fn run(
         status,
         fetching: Fetching::Nothing,
         retry_at: None,
+        guide,
+        power: Power::new(),
+        pace: Pace::default(),
+        learning: None,
+        unmerged: 0,
         kept: None,
         no_candidate: None,
         last_checkpoint: (started, 0),
@@ -218,6 +244,27 @@ pub(super) async fn run(
     }
 }
 
+fn agreement_config(file: &JobFile) -> agreement::Config {
+    agreement::Config {
+        batching: file.strategy.batching.config(),
+        ..agreement::Config::new(file.start.peers as usize, file.train.batch)
+    }
+}
+
+/// What the guide is to do; where all wait for all, replicas are equal and there is nothing to learn.
+pub fn guide_config(file: &JobFile) -> guide::Config {
+    let strategy = &file.strategy;
+    if strategy.exchange.is_synchronous() {
+        return guide::Config::default();
+    }
+    let refresh = strategy.knowledge.refresh.then(drift::Settings::default);
+    guide::Config {
+        pulls: strategy.knowledge.pulls(),
+        refresh,
+        search: (strategy.exchange.commit == Commit::Search).then(search::Settings::default),
+    }
+}
+
 /// What a job shows before anything has happened.
 pub(super) fn first_status(context: &JobContext) -> JobStatus {
     let config = agreement::Config::new(1, context.file.train.batch);
@@ -247,7 +294,9 @@ impl Driver {
                 Message::View(_, view) => self.input(Input::View(from, view)),
                 Message::Change(_, change) => self.input(Input::Change(from, change)),
                 Message::Leaving(_) => self.input(Input::Leaving(from)),
-                Message::Applied(_, seq) => self.tell_coder(coder::Input::Applied { from, seq }),
+                Message::Applied(_, receipt) => {
+                    self.tell_coder(coder::Input::Applied { from, receipt });
+                }
                 Message::Stop(_, reason) => self.input(Input::StopHolds(reason)),
                 Message::Job(_) => {}
             },
@@ -273,6 +322,8 @@ impl Driver {
                 self.fail(reason);
             }
             Done::Fetched(outcome, took) => self.on_fetched(outcome, took),
+            Done::Taught(from, outcome) => self.on_taught(from, outcome),
+            Done::Learnt(from, lesson) => self.on_learnt(from, lesson),
             Done::Restored {
                 step,
                 donors,
@@ -280,7 +331,11 @@ impl Driver {
                 took,
                 outcome,
             } => match outcome {
-                Ok(()) => {
+                Ok(share) => {
+                    let samples = std::mem::take(&mut self.unmerged);
+                    if let Some(share) = share {
+                        self.journal.write(&Entry::Merged { samples, share });
+                    }
                     let donors = donors.iter().map(PeerId::short).collect();
                     self.journal.write(&Entry::Synced {
                         donors,
@@ -348,6 +403,8 @@ impl Driver {
             skipped_checkpoints: &prepared.skipped,
         });
         self.figures.prepared(&prepared);
+        self.agreement
+            .set_train_samples(prepared.data.train.len() as u64);
         self.last_checkpoint = (Instant::now(), holding.step);
         let Some(inputs) = self.coder_inputs.take() else {
             return;

@@ -5,7 +5,7 @@ use skein_gossip::ids::PeerId;
 use skein_gossip::message::{Decision, Message};
 
 use super::super::journal::Entry;
-use super::super::trainer::Command;
+use super::super::trainer::{Command, Share};
 use super::super::{coder, threads};
 use super::{Driver, Fetching, Order};
 
@@ -22,8 +22,6 @@ impl Driver {
                 Output::Adopted(view) => {
                     self.figures.adopted();
                     let me = self.context.net.local();
-                    let shard = view.member(me).map_or(0, |member| member.slot);
-                    let others = view.members.len().saturating_sub(1);
                     self.journal.write(&Entry::View {
                         number: view.stamp.number,
                         steward: view.stamp.steward.short(),
@@ -33,12 +31,16 @@ impl Driver {
                             .map(|member| member.peer.short())
                             .collect(),
                         global_batch: view.global_batch(),
+                        batches: view.members.iter().map(|member| member.batch).collect(),
                     });
-                    self.tell_trainer(Command::Membership {
-                        global_batch: view.global_batch(),
-                        others,
-                        shard,
-                    });
+                    if let Some(member) = view.member(me).copied() {
+                        self.tell_trainer(Command::Membership(Share {
+                            member,
+                            global_batch: view.global_batch().max(1),
+                            others: view.members.len() - 1,
+                            rate: self.agreement.rate_factor(&view),
+                        }));
+                    }
                     self.tell_coder(coder::Input::View {
                         view: Some(view),
                         agreed: false,
@@ -68,6 +70,7 @@ impl Driver {
                         view: None,
                         agreed: false,
                     });
+                    self.unmerged = lost_samples;
                     self.journal.write(&Entry::Paused { lost_samples });
                 }
                 Output::End { reason, abstain } => {

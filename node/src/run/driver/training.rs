@@ -19,7 +19,11 @@ impl Driver {
                 computing,
                 waiting,
                 communicating,
+                commits,
             } => {
+                self.power
+                    .observe(samples.min(u64::from(u32::MAX)) as u32, computing);
+                self.pace.commits = commits;
                 self.figures
                     .stepped(step, loss, samples, computing, waiting, communicating);
                 let report = self
@@ -47,6 +51,7 @@ impl Driver {
                 whole,
             } => {
                 let samples_mesh = self.agreement.mesh_samples();
+                self.pace.held_out = Some(evaluation.loss as f32).filter(|loss| loss.is_finite());
                 self.figures.evaluated(step, &evaluation);
                 self.journal.write(&Entry::Evaluated {
                     step,
@@ -62,6 +67,7 @@ impl Driver {
                     return self.input(Input::StopHolds(reason));
                 }
             }
+            trainer::Event::Sketched(sketch) => self.pace.sketch = Some(sketch),
             trainer::Event::NotFinite { step } => {
                 self.figures.refused_own += 1;
                 // A synchronous step counts all the same.
@@ -91,6 +97,7 @@ impl Driver {
 
     pub(super) fn every_half_second(&mut self) {
         self.tell_coder(coder::Input::Tick);
+        self.look_around();
         self.journal.flush();
         self.context.blobs.expire();
         self.figures.sample_rate(self.agreement.mesh_samples());

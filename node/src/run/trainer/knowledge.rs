@@ -9,9 +9,12 @@ use skein_model::snapshot::Snapshot;
 use super::{Event, State};
 
 /// Between two sketches of the own parameters.
-const SKETCH_EVERY: Duration = Duration::from_secs(4);
+pub const SKETCH_EVERY: Duration = Duration::from_secs(4);
 /// Every so manyeth parameter is sketched: a pass over a part of them, for a distance within a quarter.
-const SKETCH_ONE_IN: usize = 8;
+pub const SKETCH_ONE_IN: usize = 8;
+
+/// Held-out rows on which replicas are compared, at most: three looks that cost as much as one.
+pub const HELD_OUT: usize = 500;
 
 /// A replica to learn from.
 #[derive(Debug)]
@@ -25,8 +28,8 @@ pub enum Teacher {
         /// Whether it has to prove better.
         gated: bool,
     },
-    /// The winning side of a healed partition: take its state, or the mean of both by samples, or keep the own, whichever is best
-    /// on held-out samples.
+    /// The winning side of a healed partition: take its state, or the mean of both by samples, whichever is better on held-out
+    /// samples. The own state alone goes on in that mean, and as somebody's to learn from if it is the best.
     Winner {
         /// Its state.
         snapshot: Box<Snapshot>,
@@ -44,9 +47,9 @@ pub enum Teacher {
 pub struct Lesson {
     /// Loss of the own replica on the held-out samples, before.
     pub own_loss: f64,
-    /// Loss of the other one.
-    pub loss: f64,
-    /// How far the own replica moved towards it.
+    /// Loss with the move that was tried.
+    pub merged_loss: f64,
+    /// How far the own replica moved towards the other; 0 where it is as it was.
     pub moved: f32,
 }
 
@@ -75,81 +78,63 @@ impl State {
     /// # Errors
     /// In words; the replica is as it was.
     pub(super) fn learn(&mut self, teacher: Teacher) -> Result<Lesson, String> {
-        let rows = self.thread.settings.evaluate_samples;
+        let rows = self.thread.settings.evaluate_samples.min(HELD_OUT);
         let own = self.thread.trainer.snapshot();
         let own_loss = self.evaluate(rows)?.loss;
-        let (snapshot, step, weights) = match teacher {
+        let (other, gated, weights) = match teacher {
             Teacher::Best {
                 snapshot,
                 weight,
-                gated: false,
-            } => {
-                self.take_part(&own, *snapshot, weight)?;
-                let loss = self.evaluate(rows)?.loss;
-                return Ok(Lesson {
-                    own_loss,
-                    loss,
-                    moved: weight,
-                });
-            }
-            Teacher::Best {
-                snapshot, weight, ..
-            } => (snapshot, self.thread.step, vec![weight]),
+                gated,
+            } => (snapshot, gated, vec![weight]),
             Teacher::Winner {
                 snapshot,
                 step,
                 samples,
                 own_samples,
             } => {
+                self.thread.step = step;
                 let share = merge::losers_share(samples, own_samples);
-                (snapshot, step, vec![1.0, 1.0 - share])
+                (snapshot, false, vec![1.0, 1.0 - share])
             }
         };
-        let mut other = (*snapshot).clone();
-        if other.optimiser.is_empty() {
-            other.optimiser.clone_from(&own.optimiser);
-        }
-        self.restore_or(&own, &other)?;
-        let loss = self.evaluate(rows)?.loss;
-        let mut best = (own_loss, 0.0);
+        let mut best: Option<(f64, f32)> = None;
         for weight in weights {
-            if loss >= own_loss && weight == 1.0 {
-                continue;
-            }
-            self.take_part(&own, other.clone(), weight)?;
-            let moved = self.evaluate(rows)?.loss;
-            if moved < best.0 {
-                best = (moved, weight);
+            self.move_towards(&own, &other, weight)?;
+            let loss = self.evaluate(rows)?.loss;
+            if best.is_none_or(|(least, _)| loss < least) {
+                best = Some((loss, weight));
             }
         }
-        self.take_part(&own, other, best.1)?;
-        self.thread.step = self.thread.step.max(step);
+        let (merged_loss, weight) = best.unwrap_or((own_loss, 0.0));
+        // A replica that is not finite has no loss to defend.
+        let is_better =
+            merged_loss < own_loss || (!own_loss.is_finite() && merged_loss.is_finite());
+        let moved = if is_better || !gated { weight } else { 0.0 };
+        self.move_towards(&own, &other, moved)?;
         Ok(Lesson {
             own_loss,
-            loss,
-            moved: best.1,
+            merged_loss,
+            moved,
         })
     }
 
     /// Makes the replica `own` moved towards `other` by `weight`.
-    fn take_part(&mut self, own: &Snapshot, other: Snapshot, weight: f32) -> Result<(), String> {
+    fn move_towards(
+        &mut self,
+        own: &Snapshot,
+        other: &Snapshot,
+        weight: f32,
+    ) -> Result<(), String> {
         let mut mixed = own.clone();
         let moved = merge::toward(&mut mixed.parameters, &other.parameters, weight)
             .and_then(|()| merge::toward(&mut mixed.buffers, &other.buffers, weight));
         moved.map_err(|error| error.to_string())?;
-        if weight == 1.0 {
-            mixed = other;
-            if mixed.optimiser.is_empty() {
-                mixed.optimiser.clone_from(&own.optimiser);
-            }
+        if weight == 1.0 && !other.optimiser.is_empty() {
+            mixed = other.clone();
         }
-        self.restore_or(own, &mixed)
-    }
-
-    /// Restores `wanted`, or `own` where that is not possible.
-    fn restore_or(&mut self, own: &Snapshot, wanted: &Snapshot) -> Result<(), String> {
         self.local.forget();
-        let restored = self.thread.trainer.restore(wanted);
+        let restored = self.thread.trainer.restore(&mixed);
         restored.map_err(|error| {
             // It was this replica's state a moment ago.
             let _ = self.thread.trainer.restore(own);

@@ -27,7 +27,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::coder;
 use crate::job::strategy::Exchange;
 
-pub use knowledge::{Lesson, Teacher};
+pub use judge::{FIRST_LOOK, LOOK_ONE_IN};
+pub use knowledge::{HELD_OUT, Lesson, SKETCH_EVERY, SKETCH_ONE_IN, Teacher};
 
 /// Commands waiting for the thread. The driver and the coder together never have more than a few on the way.
 pub const COMMANDS: usize = 64;

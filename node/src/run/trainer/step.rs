@@ -70,7 +70,8 @@ impl State {
             let applying = Instant::now();
             if rounds {
                 let parameters = self.thread.trainer.model_mut().parameters_mut();
-                self.local.adopt(parameters.values_mut(), &self.gradient);
+                self.local
+                    .adopt(parameters.values_mut(), &mut self.gradient);
             } else if let Err(error) = self.thread.trainer.apply(&self.gradient) {
                 return self.skip(&error.to_string());
             }
@@ -177,7 +178,8 @@ impl State {
             }
             if self.local.is_full() {
                 let parameters = self.thread.trainer.model_mut().parameters_mut();
-                self.local.adopt(parameters.values_mut(), &self.gradient);
+                self.local
+                    .adopt(parameters.values_mut(), &mut self.gradient);
             } else if self.thread.trainer.apply(&self.gradient).is_err() {
                 return self
                     .fail("training diverged: the loss is not finite; lower train.optimiser.lr");
