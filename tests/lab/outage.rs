@@ -22,9 +22,8 @@ source = "digits"
 seconds = 600
 [start]
 peers = 4
-[exchange]
-mode = "async"
-fraction = 0.05
+[strategy.exchange]
+most = 0.05
 "#;
 /// How long the cable is out at least.
 const OUT: Duration = Duration::from_secs(5);

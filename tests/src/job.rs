@@ -34,7 +34,7 @@ pub enum Exchange {
     AsyncDense,
     /// Every step waits for all, 5 % of each gradient.
     Sync,
-    /// Every step waits for all, everything in full precision.
+    /// Every step waits for all, everything in full precision, the same batch for all.
     SyncDense,
 }
 
@@ -64,11 +64,11 @@ impl Job {
 
     /// The file.
     pub fn toml(&self) -> String {
-        let (mode, fraction, values) = match self.exchange {
-            Exchange::Async => ("async", 0.05, "f16"),
-            Exchange::AsyncDense => ("async", 1.0, "f32"),
-            Exchange::Sync => ("sync", 0.05, "f16"),
-            Exchange::SyncDense => ("sync", 1.0, "f32"),
+        let (waiting, select, values, batching) = match self.exchange {
+            Exchange::Async => ("never", "top-k", "f16", "weighted"),
+            Exchange::AsyncDense => ("never", "dense", "f32", "weighted"),
+            Exchange::Sync => ("all", "top-k", "f16", "weighted"),
+            Exchange::SyncDense => ("all", "dense", "f32", "equal"),
         };
         let Self {
             name,
@@ -90,7 +90,9 @@ impl Job {
              [train]\nbatch = {batch}\noptimiser = {optimiser}\n\
              [stop]\n{stop}\n\
              [start]\npeers = {peers}\n\
-             [exchange]\nmode = \"{mode}\"\nfraction = {fraction:?}\nvalues = \"{values}\"\n\
+             [strategy.exchange]\nwaiting = \"{waiting}\"\nselect = \"{select}\"\nmost = 0.05\n\
+             values = \"{values}\"\n\
+             [strategy.batching]\nkind = \"{batching}\"\n\
              [evaluate]\nevery = {evaluate_every}\n\
              [checkpoint]\n{checkpoint}\n"
         )

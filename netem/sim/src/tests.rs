@@ -15,8 +15,9 @@ kind = "mlp"
 [train]
 batch = 8
 optimiser = { kind = "sgd", lr = 0.05 }
-[exchange]
-every = 2
+[strategy.batching]
+kind = "equal"
+[strategy.exchange]
 [evaluate]
 every = 10
 "#;
@@ -99,9 +100,10 @@ fn last(record: &Record, rank: usize, event: &str, field: &str) -> Option<f64> {
 
 #[test]
 fn unequal_peers_train_by_their_shares_and_close_with_one_model() {
-    for mode in ["async", "sync"] {
+    for waiting in ["never", "all"] {
         let nodes = vec![node(0, 0.8, 50), node(1, 0.4, 20), node(2, 0.2, 5)];
-        let job = JOB.replace("[exchange]", &format!("[exchange]\nmode = \"{mode}\""));
+        let exchange = format!("[strategy.exchange]\nwaiting = \"{waiting}\"");
+        let job = JOB.replace("[strategy.exchange]", &exchange);
         let record = finish(&scenario(
             nodes,
             &format!("{job}[stop]\nseconds = 20\n"),
@@ -111,7 +113,7 @@ fn unequal_peers_train_by_their_shares_and_close_with_one_model() {
         let steps: Vec<f64> = (0..3)
             .map(|rank| last(&record, rank, "step", "step").unwrap_or(0.0))
             .collect();
-        if mode == "async" {
+        if waiting == "never" {
             assert!((steps[0] / steps[1] - 2.0).abs() < 0.1, "{steps:?}");
             assert!((steps[1] / steps[2] - 2.0).abs() < 0.1, "{steps:?}");
         } else {

@@ -35,7 +35,7 @@ fn a_thousand_peers_train_under_churn_and_loss_and_close_with_one_model() {
         [job]
         model.kind = "mlp"
         train = { batch = 8, optimiser = { kind = "sgd", lr = 0.05 } }
-        exchange.every = 4
+        strategy.exchange.commit = { steps = 4 }
         evaluate.every = 4
         stop.seconds = 10
         start.peers = 1000
@@ -91,7 +91,7 @@ fn the_same_seed_trains_the_same_model_to_the_byte() {
         model.kind = "mlp"
         data.source = "digits"
         train = { batch = 8, optimiser = { kind = "sgd", lr = 0.05 } }
-        exchange.fraction = 0.1
+        strategy.exchange.most = 0.1
         evaluate.every = 20
         stop.steps = 150
         start.peers = 3

@@ -11,7 +11,7 @@ const SMALL: &str = r#"
 name = "small"
 about = "for tests"
 [job]
-exchange.mode = "async"
+strategy.exchange.waiting = "never"
 [[node]]
 name = "fast"
 count = 2
@@ -61,7 +61,7 @@ fn a_count_becomes_nodes_with_ranks_and_the_preset_fills_the_line() -> Result<()
     assert_eq!((scenario.seed, scenario.repeat), (1, 1));
     assert_eq!(
         scenario.job.as_deref(),
-        Some("[exchange]\nmode = \"async\"\n")
+        Some("[strategy.exchange]\nwaiting = \"never\"\n")
     );
     Ok(())
 }
@@ -148,7 +148,7 @@ fn events_say_when_and_what() -> Result<(), String> {
 
 #[test]
 fn variants_and_sweeps_multiply_and_overrides_win() -> Result<(), String> {
-    let more = "[variants.sync]\n\"job.exchange.mode\" = \"sync\"\n[variants.async]\n\
+    let more = "[variants.sync]\n\"job.strategy.exchange.waiting\" = \"all\"\n[variants.async]\n\
                 [variants.small.node.fast]\ncpu = 0.3\n[sweep]\n\"node.*.cpu\" = [0.1, 0.2]\n";
     let campaign = read(
         &format!("{SMALL}{more}"),
@@ -159,7 +159,7 @@ fn variants_and_sweeps_multiply_and_overrides_win() -> Result<(), String> {
         let sync = scenario
             .job
             .as_ref()
-            .is_some_and(|job| job.contains("\"sync\""));
+            .is_some_and(|job| job.contains("\"all\""));
         assert_eq!(scenario.end.after, Duration::from_secs(9));
         (scenario.variant.clone(), cpu, sync)
     };
