@@ -5,6 +5,7 @@
 pub mod ids;
 pub mod time;
 pub mod link;
+pub mod overlay;
 pub mod wire;
 pub mod gradient;
 pub mod view;
