@@ -6,6 +6,7 @@ pub mod ids;
 pub mod time;
 pub mod link;
 pub mod overlay;
+pub mod batching;
 pub mod wire;
 pub mod gradient;
 pub mod view;
