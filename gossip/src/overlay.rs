@@ -1,12 +1,13 @@
 //! Who talks to whom: the neighbour graph over a view, and a spanning tree of it along which updates reach everybody.
 //!
-//! In: the members of a view and a seed that all of them share. Out: this peer's neighbours, and its links in the tree. Every
-//! member computes the same graph and nothing is negotiated. Up to [`COMPLETE`] members all are neighbours and send directly. Beyond, the
-//! graph is the union of rings (after Law & Siu 2003, "Distributed construction of random expander networks"): each ring orders the
-//! members by a hash of seed and peer, so the graph is connected, nobody has more than two neighbours per ring, and a member that
-//! comes or goes changes two or three links per ring. The tree is the breadth-first tree from the member of the lowest hash; of the
-//! neighbours that are nearer to it, a peer hangs on the one of the lowest hash of both, so that few change their
-//! parent when others come and go. If the root itself goes, the tree is a new one: once in as many changes as there are members.
+//! In: the members of a view and a seed that all of them share. Out: this peer's neighbours, and its links in the tree.
+//! Every member computes the same graph and nothing is negotiated. Up to [`COMPLETE`] members all are neighbours and
+//! send directly. Beyond, the graph is the union of rings (after Law & Siu 2003, "Distributed construction of random
+//! expander networks"): each ring orders the members by a hash of seed and peer, so the graph is connected, nobody has
+//! more than two neighbours per ring, and a member that comes or goes changes two or three links per ring. The tree is
+//! the breadth-first tree from the member of the lowest hash; of the neighbours that are nearer to it, a peer hangs on
+//! the one of the lowest hash of both, so that few change their parent when others come and go. If the root itself
+//! goes, the tree is a new one: once in as many changes as there are members.
 
 use crate::ids::PeerId;
 
@@ -18,8 +19,8 @@ pub const COMPLETE: usize = 16;
 pub struct Overlay {
     /// With whom it exchanges, ascending.
     pub neighbours: Vec<PeerId>,
-    /// The neighbours along which it passes on what it hears, ascending. All of them in a complete graph, where nothing needs to
-    /// be passed on.
+    /// The neighbours along which it passes on what it hears, ascending. All of them in a complete graph, where nothing
+    /// needs to be passed on.
     pub tree: Vec<PeerId>,
     n_members: usize,
 }

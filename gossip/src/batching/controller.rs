@@ -1,9 +1,9 @@
 //! How large the global batch is, and what that means for the learning rate (DLion's GBS controller).
 //!
-//! In: settings, and how many samples the mesh has trained on. Out: the global batch of the next step. Small batches early
-//! generalise better, larger ones later cost fewer bytes per sample: the global batch grows by a constant while it is below 1 % of the training set, then by
-//! a factor while below 10 %, then it stays. All is a pure function of numbers that every member has, so nobody announces it.
-//! The paper's constants are not known; the defaults are ours.
+//! In: settings, and how many samples the mesh has trained on. Out: the global batch of the next step. Small batches
+//! early generalise better, larger ones later cost fewer bytes per sample: the global batch grows by a constant while
+//! it is below 1 % of the training set, then by a factor while below 10 %, then it stays. All is a pure function of
+//! numbers that every member has, so nobody announces it. The paper's constants are not known; the defaults are ours.
 
 /// Part of the training set below which growth is arithmetic.
 const WARMUP_FRAC: f64 = 0.01;
@@ -19,8 +19,8 @@ const FIRST_PER_MEMBER: u32 = 32;
 pub enum RateScaling {
     /// Not at all.
     Constant,
-    /// In proportion up to the eightfold (Goyal et al. 2017, arXiv:1706.02677), with the square root of what is beyond: large
-    /// batches become unstable under the linear rule.
+    /// In proportion up to the eightfold (Goyal et al. 2017, arXiv:1706.02677), with the square root of what is beyond:
+    /// large batches become unstable under the linear rule.
     LinearThenRoot,
 }
 

@@ -1,10 +1,11 @@
-//! A device's speed as `time = fixed + per_sample * samples`, fitted to the steps that it takes anyway (DLion fits once, to
-//! timed trial batches; here the fit follows all the time).
+//! A device's speed as `time = fixed + per_sample * samples`, fitted to the steps that it takes anyway (DLion fits
+//! once, to timed trial batches; here the fit follows all the time).
 //!
-//! In: samples and duration of each step. Out: a [`Fit`]. Steps are put together into pieces of [`PIECE_US`], because a device under a
-//! CPU quota does most steps fast and pays for them in one: only the mean tells. The pieces are fitted by least squares, the older
-//! the lighter. A piece far off the fit may be a stall and is moved towards it; [`TURN`] in a row are a new speed, and what was known before is
-//! dropped. While all steps have the same number of samples, the fixed part stays as it was and the rest is put down to the samples.
+//! In: samples and duration of each step. Out: a [`Fit`]. Steps are put together into pieces of a quarter of a second,
+//! because a device under a CPU quota does most steps fast and pays for them in one: only the mean tells. The pieces
+//! are fitted by least squares, the older the lighter. A piece far off the fit may be a stall and is moved towards it;
+//! three in a row are a new speed, and what was known before is dropped. While all steps have the same number of
+//! samples, the fixed part stays as it was and the rest is put down to the samples.
 
 use std::time::Duration;
 
@@ -18,7 +19,8 @@ const HALF_LIFE_US: f64 = 2_000_000.0;
 const OFF: f64 = 1.5;
 /// So many pieces in a row that are off in the same direction are a new speed; of both directions, twice as many.
 const TURN: usize = 3;
-/// Weight of the fixed part known before, against the weight of all pieces: as much as sizes that vary by a twentieth tell.
+/// Weight of the fixed part known before, against the weight of all pieces: as much as sizes that vary by a twentieth
+/// tell.
 const PRIOR: f64 = 0.0025;
 /// At least this part of a step's time is put down to its samples, so that no share becomes endless.
 const LEAST_PART: f64 = 0.02;

@@ -1,8 +1,9 @@
 //! When a new division of the global batch is worth proposing.
 //!
-//! In: the division in force, the members' fits, the global batch that should be. Out: a division, or nothing. A change costs an
-//! agreement and new buffers, so one that only evens out is proposed when it makes steps faster by [`GAIN`], and not more often than
-//! [`EVERY`]. One that is wrong is replaced at once: members came or went, or the global batch changed.
+//! In: the division in force, the members' fits, the global batch that should be. Out: a division, or nothing. A change
+//! costs an agreement and new buffers, so one that only evens out is proposed when it makes steps faster by [`GAIN`],
+//! and not more often than [`EVERY`]. One that is wrong is replaced at once: members came or went, or the global batch
+//! changed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,10 +18,11 @@ pub const GAIN: f64 = 0.15;
 /// Least time between two proposals that only even out.
 pub const EVERY: Duration = Duration::from_secs(2);
 
-/// The division to propose instead of `current`, which lists the members with what each has now, 0 for one that has nothing yet.
+/// The division to propose instead of `current`, which lists the members with what each has now, 0 for one that has
+/// nothing yet.
 ///
-/// `last` is when the last one was proposed. A member without a sound fit counts as the median of those with one. The sum is
-/// `global` as far as [`shares`] can make it.
+/// `last` is when the last one was proposed. A member without a sound fit counts as the median of those with one. The
+/// sum is `global` as far as [`shares()`] can make it.
 pub fn rebalance(
     now: Tick,
     last: Tick,

@@ -1,9 +1,10 @@
 //! How a global batch is divided, so that all members need the same time for a step.
 //!
-//! In: the global batch and each member's fit. Out: samples per member. DLion divides in proportion to relative compute power, which
-//! has all peers ready at the same time only if steps cost nothing but their samples. With a fixed part, the time `t` that all
-//! need is the one at which the members' `(t - fixed) / per_sample` sum to the global batch; without one, this is the paper's form.
-//! Whole samples are given out by largest remainder. Members compute the same from the same fits.
+//! In: the global batch and each member's fit. Out: samples per member. DLion divides in proportion to relative compute
+//! power, which has all peers ready at the same time only if steps cost nothing but their samples. With a fixed part,
+//! the time `t` that all need is the one at which the members' `(t - fixed) / per_sample` sum to the global batch;
+//! without one, this is the paper's form. Whole samples are given out by largest remainder. Members compute the same
+//! from the same fits.
 
 use std::cmp::Ordering;
 
@@ -15,8 +16,9 @@ const HALVINGS: usize = 128;
 
 /// The samples of each member, in the order of `fits`; each at least 1 and at most `most` (a `most` of 0 counts as 1).
 ///
-/// They sum to `global` exactly, unless that is fewer than one each or more than `most` each: all have 1 or `most` then. A fit
-/// that is not sound counts as the median of the others, and if there is no sound one all have equal shares.
+/// They sum to `global` exactly, unless that is fewer than one each or more than `most` each: all have 1 or `most`
+/// then. A fit that is not sound counts as the median of the others, and if there is no sound one all have equal
+/// shares.
 pub fn shares(global: u32, fits: &[(PeerId, Fit)], most: u32) -> Vec<(PeerId, u32)> {
     let most = most.max(1);
     let stand_in = median(fits.iter().map(|(_, fit)| *fit));
@@ -49,7 +51,7 @@ pub fn median(fits: impl Iterator<Item = Fit>) -> Fit {
         .filter(Fit::is_sound)
         .map(|fit| (fit.fixed_us, fit.per_sample_us))
         .unzip();
-    let mut middle = |parts: &mut Vec<f32>, none| {
+    let middle = |parts: &mut Vec<f32>, none| {
         parts.sort_unstable_by(f32::total_cmp);
         parts.get(parts.len() / 2).copied().unwrap_or(none)
     };

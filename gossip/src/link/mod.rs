@@ -43,9 +43,11 @@ const FIRST_TEST: f64 = 2.0;
 const TEST: f64 = 1.25;
 /// Packets sent later that were acknowledged until an acknowledgement is taken to be lost (as TCP's three).
 const PASSED: u8 = 3;
-/// How much a round trip may exceed the least for what was in flight to be no mistake. By the own clock: no claim moves it.
+/// How much a round trip may exceed the least for what was in flight to be no mistake. By the own clock: no claim moves
+/// it.
 const GOOD_TIME: Duration = Duration::from_millis(500);
-/// When so long nothing was sent nor heard, a first window may be sent whatever is in flight: acknowledgements may be lost.
+/// When so long nothing was sent nor heard, a first window may be sent whatever is in flight: acknowledgements may be
+/// lost.
 const SILENCE: Duration = Duration::from_secs(1);
 /// Packets handed over within this are one.
 const TOGETHER: Duration = Duration::from_millis(2);
@@ -179,8 +181,8 @@ impl Meter {
         self.sent.remove(&seq);
     }
 
-    /// The connection was made anew: what was in flight is lost, and all but the rate is measured again; the rate is kept
-    /// as a guess.
+    /// The connection was made anew: what was in flight is lost, and all but the rate is measured again; the rate is
+    /// kept as a guess.
     pub fn reset(&mut self) {
         *self = Self {
             rate: self.rate.renewed(),
@@ -202,8 +204,8 @@ impl Meter {
         }
     }
 
-    /// How many bytes may be handed over now, so that they leave within `horizon`: about the time to the next packet. Zero while
-    /// what is in flight takes longer than that.
+    /// How many bytes may be handed over now, so that they leave within `horizon`: about the time to the next packet.
+    /// Zero while what is in flight takes longer than that.
     pub fn budget(&self, now: Tick, horizon: Duration) -> usize {
         let free = (self.window - self.in_flight_bytes() as f64).max(0.0);
         let fits = self.fits(now, horizon).min(free);

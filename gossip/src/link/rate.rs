@@ -1,10 +1,10 @@
 //! How fast a link carries bytes, from when packets arrived.
 //!
 //! In: arrivals in order, each with the time in which the link was busy with it. Out: bytes per second. Packets that
-//! stood behind one another make one *run*, whose bytes and time are summed until it is long against the noise of the delay:
-//! a millisecond of jitter says nothing about a small packet on a fast link. A run that stays shorter counts only where it shows
-//! that the link is faster than believed. Samples are weighed by their time and forgotten with a time constant of
-//! [`MEMORY_US`] of traffic; idleness forgets next to nothing.
+//! stood behind one another make one *run*, whose bytes and time are summed until it is long against the noise of the
+//! delay: a millisecond of jitter says nothing about a small packet on a fast link. A run that stays shorter counts
+//! only where it shows that the link is faster than believed. Samples are weighed by their time and forgotten with a
+//! time constant of [`MEMORY_US`] of traffic; idleness forgets next to nothing.
 
 /// Time constant of forgetting. A tenth or the tenfold rate is followed within 3 s.
 const MEMORY_US: f64 = 600_000.0;
@@ -54,8 +54,8 @@ impl Rate {
         }
     }
 
-    /// A packet arrived at `at_us` to which the link was free: `bytes` more than in the packet of the least delay took it
-    /// `busy_us` longer.
+    /// A packet arrived at `at_us` to which the link was free: `bytes` more than in the packet of the least delay took
+    /// it `busy_us` longer.
     pub(super) fn alone(&mut self, at_us: f64, bytes: f64, busy_us: f64) {
         self.close(at_us - busy_us);
         if let Some(rate) = self.per_us() {

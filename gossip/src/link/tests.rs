@@ -1,5 +1,5 @@
-//! A meter against a simulated link: a bottleneck with a rate that changes, a delay with jitter, a bounded queue, traffic of
-//! others, and a receiver that acknowledges late, seldom or wrongly.
+//! A meter against a simulated link: a bottleneck with a rate that changes, a delay with jitter, a bounded queue,
+//! traffic of others, and a receiver that acknowledges late, seldom or wrongly.
 
 use proptest::prelude::*;
 use rand_chacha::ChaCha8Rng;
