@@ -43,8 +43,8 @@ const FIRST_TEST: f64 = 2.0;
 const TEST: f64 = 1.25;
 /// Packets sent later that were acknowledged until an acknowledgement is taken to be lost (as TCP's three).
 const PASSED: u8 = 3;
-/// How much a round trip may exceed the least for what was in flight to be no mistake. By the own clock: no claim moves
-/// it.
+/// How much a round trip may exceed the least, and the time that the link needs for what is in flight, for that to be
+/// no mistake. By the own clock.
 const GOOD_TIME: Duration = Duration::from_millis(500);
 /// When so long nothing was sent nor heard, a first window may be sent whatever is in flight: acknowledgements may be
 /// lost.
@@ -167,12 +167,7 @@ impl Meter {
             (arrival.there_us as f64 - arrival.least.delay_us(rate) - own_us).max(0.0)
         });
         self.queueing_us += (queueing_us - self.queueing_us) / 4.0;
-        let least = *self.least_ever.get_or_insert(now.since(sent.at));
-        self.least_ever = Some(least.min(now.since(sent.at)));
-        if now.since(sent.at) <= least + GOOD_TIME {
-            let twice = 2.0 * sent.in_flight_bytes as f64;
-            self.window = self.window.max(twice).min(MAX_WINDOW);
-        }
+        self.widen(now.since(sent.at), &sent);
         self.measure(now, &sent, &arrival);
     }
 
@@ -271,6 +266,18 @@ impl Meter {
             own_us: 0.0,
         };
         self.round_trips.push(now, least);
+    }
+
+    /// More may be in flight if what was in flight with `sent` came through in good time.
+    fn widen(&mut self, round_trip: Duration, sent: &Sent) {
+        let least = *self.least_ever.get_or_insert(round_trip);
+        self.least_ever = Some(least.min(round_trip));
+        let in_flight_bytes = sent.in_flight_bytes as f64;
+        let carried_us = (self.rate.per_us()).map_or(0.0, |rate| in_flight_bytes / rate);
+        let late_us = round_trip.saturating_sub(least + GOOD_TIME).as_micros() as f64;
+        if late_us <= carried_us {
+            self.window = self.window.max(2.0 * in_flight_bytes).min(MAX_WINDOW);
+        }
     }
 
     /// `seq` arrived, so what was sent before it has most likely arrived too, and its acknowledgement is lost or late.
