@@ -28,11 +28,13 @@ struct Line {
     others: f64,
     /// Packet sizes are drawn from here, and one takes all that is left if this is empty.
     sizes: std::ops::Range<usize>,
-    /// Bytes to send per horizon at most.
+    /// Bytes to send per packet's time at most.
     demand: usize,
     /// When the delay changes, and to what.
     reroute: Option<(u64, u64)>,
     claim: fn(u64, u64) -> u64,
+    /// Time between two packets.
+    horizon: Duration,
 }
 
 fn mbit(rate: f64) -> f64 {
@@ -54,6 +56,7 @@ impl Line {
             demand: usize::MAX,
             reroute: None,
             claim: |arrived, _| arrived,
+            horizon: HORIZON,
         }
     }
 
@@ -81,7 +84,7 @@ impl Line {
         let mut run = Run::default();
         let mut acks: Vec<(u64, u64, Option<u64>)> = Vec::new();
         let (mut seq, mut free, mut others, mut last) = (0u64, 0f64, 0f64, 0u64);
-        for now in (0..until).step_by(HORIZON.as_micros() as usize) {
+        for now in (0..until).step_by(self.horizon.as_micros() as usize) {
             acks.sort_unstable();
             let due = acks.partition_point(|(at, _, _)| *at <= now);
             for (at, seq, arrived) in acks.drain(..due) {
@@ -90,7 +93,7 @@ impl Line {
                     None => meter.forgotten(seq),
                 }
             }
-            let mut left = meter.budget(Tick(now), HORIZON).min(self.demand);
+            let mut left = meter.budget(Tick(now), self.horizon).min(self.demand);
             while left > 0 {
                 let draw = (u64::from(rng.next_u32()) * self.sizes.len() as u64) >> 32;
                 let size = self.sizes.start + draw as usize;
@@ -204,6 +207,24 @@ fn the_estimate_converges_and_the_link_is_full_without_a_queue() {
             assert!(within(estimated, mbit(rate), 0.12), "{what}");
             assert!(used >= 0.9 * mbit(rate), "{what}");
             assert!(queueing < HORIZON, "{what}");
+        }
+    }
+}
+
+#[test]
+fn short_and_long_steps_fill_a_link_alike() {
+    for millis in [20, 500, 2_000] {
+        for rate in [5.0, 20.0, 50.0] {
+            let horizon = Duration::from_millis(millis);
+            let line = Line {
+                horizon,
+                ..Line::of(mbit(rate))
+            };
+            let run = line.run(60 * S);
+            let (used, queueing) = (run.used(20 * S, 60 * S), run.p95_queueing(20 * S));
+            let what = format!("{rate} Mbit/s, {horizon:?}: {used}, {queueing:?}");
+            assert!(used >= 0.9 * mbit(rate), "{what}");
+            assert!(queueing < horizon, "{what}");
         }
     }
 }
