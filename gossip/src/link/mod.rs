@@ -49,6 +49,9 @@ const GOOD_TIME: Duration = Duration::from_millis(500);
 /// When so long nothing was sent nor heard, a first window may be sent whatever is in flight: acknowledgements may be
 /// lost.
 const SILENCE: Duration = Duration::from_secs(1);
+/// A packet of the least delay this many times smaller tells the delay itself. A larger one may have been sent at another
+/// rate, and only what another packet needed beyond it is taken for transmission.
+const SMALL: f64 = 4.0;
 /// Packets handed over within this are one.
 const TOGETHER: Duration = Duration::from_millis(2);
 /// How much slower than its estimate a link is taken to be at most while acknowledgements are late.
@@ -160,7 +163,9 @@ impl Meter {
         let own_us = (self.rate.per_us()).map_or(f64::INFINITY, |rate| sent.bytes as f64 / rate);
         let claim = (self.clock).arrival(now, sent.at, arrived_us, sent.bytes, own_us);
         let Some(arrival) = claim else {
-            self.carry(sent.bytes as f64, sent.at);
+            if sent.passed == 0 {
+                self.carry(sent.bytes as f64, sent.at);
+            }
             return;
         };
         let queueing_us = self.rate.per_us().map_or(0.0, |rate| {
@@ -201,6 +206,9 @@ impl Meter {
 
     /// How many bytes may be handed over now, so that they leave within `horizon`: about the time to the next packet.
     /// Zero while what is in flight takes longer than that.
+    ///
+    /// Best is to hand over, and to measure, some hundred bytes right before a large packet: their arrival shows the
+    /// delay by itself, and the estimate is exact then.
     pub fn budget(&self, now: Tick, horizon: Duration) -> usize {
         let free = (self.window - self.in_flight_bytes() as f64).max(0.0);
         let fits = self.fits(now, horizon).min(free);
@@ -303,15 +311,14 @@ impl Meter {
 
     fn measure(&mut self, now: Tick, sent: &Sent, arrival: &Arrival) {
         let Arrival { at_us, least, .. } = *arrival;
-        let last = self.last.replace((at_us, sent.at));
-        let Some((last_us, last_sent)) = last else {
-            return;
-        };
-        if at_us < last_us {
-            self.last = last;
-            // Overtaken; its bytes were counted when it was passed.
+        if sent.passed > 0 {
+            // Its bytes were counted when it was passed.
             return;
         }
+        let last = self.last.replace((at_us, sent.at));
+        let Some((last_us, last_sent)) = last.filter(|(last_us, _)| *last_us <= at_us) else {
+            return;
+        };
         let (unknown_bytes, first) = self.unknown.take().unwrap_or((0.0, sent.at));
         let first = first.min(sent.at);
         let since_last_us = at_us.saturating_sub(last_us) as f64;
@@ -325,8 +332,19 @@ impl Meter {
                 self.filled = Some(now);
             }
         } else if sent.at.since(first) <= TOGETHER {
-            let bytes = sent.bytes as f64 + unknown_bytes - least.bytes as f64;
-            let busy_us = (arrival.there_us - least.value_us) as f64;
+            let bytes = sent.bytes as f64 + unknown_bytes;
+            let there_us = arrival.there_us as f64;
+            let known = self
+                .rate
+                .per_us()
+                .filter(|_| bytes >= SMALL * least.bytes as f64);
+            let (bytes, busy_us) = match known {
+                Some(rate) => (bytes, there_us - least.delay_us(rate)),
+                None => {
+                    let more = bytes - least.bytes as f64;
+                    (more, there_us - least.value_us as f64)
+                }
+            };
             self.rate.alone(at_us as f64, bytes, busy_us);
         } else {
             self.rate.interrupted();
