@@ -49,9 +49,11 @@ const GOOD_TIME: Duration = Duration::from_millis(500);
 /// When so long nothing was sent nor heard, a first window may be sent whatever is in flight: acknowledgements may be
 /// lost.
 const SILENCE: Duration = Duration::from_secs(1);
-/// A packet of the least delay this many times smaller tells the delay itself. A larger one may have been sent at another
-/// rate, and only what another packet needed beyond it is taken for transmission.
+/// A packet of the least delay that is this many times smaller tells the delay itself. Of a larger one it is not known
+/// how much was transmission, and only what another packet took beyond it is counted.
 const SMALL: f64 = 4.0;
+/// Not even that if it went at this many times the rate of now.
+const SLOWED: f64 = 1.5;
 /// Packets handed over within this are one.
 const TOGETHER: Duration = Duration::from_millis(2);
 /// How much slower than its estimate a link is taken to be at most while acknowledgements are late.
@@ -315,39 +317,44 @@ impl Meter {
             // Its bytes were counted when it was passed.
             return;
         }
-        let last = self.last.replace((at_us, sent.at));
-        let Some((last_us, last_sent)) = last.filter(|(last_us, _)| *last_us <= at_us) else {
+        if self.last.is_some_and(|(last_us, _)| at_us < last_us) {
+            self.carry(sent.bytes as f64, sent.at);
+            return;
+        }
+        let Some((last_us, last_sent)) = self.last.replace((at_us, sent.at)) else {
             return;
         };
         let (unknown_bytes, first) = self.unknown.take().unwrap_or((0.0, sent.at));
-        let first = first.min(sent.at);
+        let (first, bytes) = (first.min(sent.at), sent.bytes as f64 + unknown_bytes);
         let since_last_us = at_us.saturating_sub(last_us) as f64;
         let since_first_us =
             (arrival.there_us - least.value_us) as f64 + sent.at.since(first).as_micros() as f64;
         let is_behind = since_last_us <= since_first_us;
         if is_behind || first.since(last_sent) <= TOGETHER {
-            let bytes = sent.bytes as f64 + unknown_bytes;
             self.rate.behind(at_us as f64, bytes, since_last_us);
             if is_behind && sent.at.since(last_sent) > TOGETHER {
                 self.filled = Some(now);
             }
-        } else if sent.at.since(first) <= TOGETHER {
-            let bytes = sent.bytes as f64 + unknown_bytes;
-            let there_us = arrival.there_us as f64;
-            let known = self
-                .rate
-                .per_us()
-                .filter(|_| bytes >= SMALL * least.bytes as f64);
-            let (bytes, busy_us) = match known {
-                Some(rate) => (bytes, there_us - least.delay_us(rate)),
-                None => {
-                    let more = bytes - least.bytes as f64;
-                    (more, there_us - least.value_us as f64)
-                }
-            };
-            self.rate.alone(at_us as f64, bytes, busy_us);
-        } else {
-            self.rate.interrupted();
+            return;
+        }
+        match self.transmission(bytes, arrival) {
+            Some((bytes, busy_us)) if sent.at.since(first) <= TOGETHER => {
+                self.rate.alone(at_us as f64, bytes, busy_us);
+            }
+            _ => self.rate.interrupted(),
+        }
+    }
+
+    /// Bytes, and how long the link was busy with them, of a packet to which it was free.
+    fn transmission(&self, bytes: f64, arrival: &Arrival) -> Option<(f64, f64)> {
+        let (least, there_us) = (arrival.least, arrival.there_us as f64);
+        let (least_bytes, least_us) = (least.bytes as f64, least.value_us as f64);
+        match self.rate.per_us() {
+            Some(rate) if bytes >= SMALL * least_bytes => {
+                Some((bytes, there_us - least.delay_us(rate)))
+            }
+            Some(rate) if least_bytes / least.own_us > SLOWED * rate => None,
+            _ => Some((bytes - least_bytes, there_us - least_us)),
         }
     }
 }
