@@ -1,18 +1,19 @@
-//! What a receiver's clock says about one link: the least one-way delay seen lately, and whether a claimed arrival can be true.
+//! What a receiver's clock says about one link: the least one-way delay seen lately, and whether a claimed arrival can
+//! be true.
 //!
-//! In: when a packet was sent and its acknowledgement came (own clock), and when the receiver says that it had arrived (its
-//! clock, with an unknown offset and a slight drift). Out: how much later than the least delay it arrived. The sum of any
-//! packet's way out and any acknowledgement's way back is a round trip and so not negative, whatever the offset: a claim that breaks
-//! this for the packets of the last [`WINDOW`] or [`N_KEPT`] packets is refused, and after [`PATIENCE`] in a row the clock itself must have been
-//! set anew, so everything known of it is forgotten.
+//! In: when a packet was sent and its acknowledgement came (own clock), and when the receiver says that it had arrived
+//! (its clock, with an unknown offset and a slight drift). Out: how much later than the least delay it arrived. The sum
+//! of any packet's way out and any acknowledgement's way back is a round trip and so not negative, whatever the offset:
+//! a claim that breaks this for the packets of the last [`WINDOW`] or [`N_KEPT`] packets is refused, and after
+//! [`PATIENCE`] in a row the clock itself must have been set anew, so everything known of it is forgotten.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::time::Tick;
 
-/// How long a least delay is believed: a changed route shows after this. The fill of a budget leaves room for a queue to drain
-/// well within this time.
+/// How long a least delay is believed: a changed route shows after this. The fill of a budget leaves room for a queue
+/// to drain well within this time.
 pub(super) const WINDOW: Duration = Duration::from_secs(5);
 /// Where packets are rare, it is believed for so many of them.
 const N_KEPT: u64 = 16;
@@ -36,8 +37,8 @@ pub(super) struct Least {
 }
 
 impl Least {
-    /// The delay without the time of transmission, on a link of `rate` bytes per microsecond now. A rate that changed since makes
-    /// it rather too large than too small: a small one would look like a queue and keep the budget down.
+    /// The delay without the time of transmission, on a link of `rate` bytes per microsecond now. A rate that changed
+    /// since makes it rather too large than too small: a small one would look like a queue and keep the budget down.
     pub(super) fn delay_us(&self, rate: f64) -> f64 {
         self.value_us as f64 - self.own_us.min(self.bytes as f64 / rate)
     }
@@ -97,7 +98,8 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// Judges a claim; `None` if it cannot be true. The link is believed to be busy for `own_us` with the packet itself.
+    /// Judges a claim; `None` if it cannot be true. The link is believed to be busy for `own_us` with the packet
+    /// itself.
     pub(super) fn arrival(
         &mut self,
         now: Tick,

@@ -43,10 +43,17 @@ const FIRST_TEST: f64 = 2.0;
 const TEST: f64 = 1.25;
 /// Packets sent later that were acknowledged until an acknowledgement is taken to be lost (as TCP's three).
 const PASSED: u8 = 3;
-/// How much a round trip may exceed the least for what was in flight to be no mistake. By the own clock: no claim moves it.
+/// How much a round trip may exceed the least, and the time that the link needs for what is in flight, for that to be
+/// no mistake. By the own clock.
 const GOOD_TIME: Duration = Duration::from_millis(500);
-/// When so long nothing was sent nor heard, a first window may be sent whatever is in flight: acknowledgements may be lost.
+/// When so long nothing was sent nor heard, a first window may be sent whatever is in flight: acknowledgements may be
+/// lost.
 const SILENCE: Duration = Duration::from_secs(1);
+/// A packet of the least delay that is this many times smaller tells the delay itself. Of a larger one it is not known
+/// how much was transmission, and only what another packet took beyond it is counted.
+const SMALL: f64 = 4.0;
+/// Not even that if it went at this many times the rate of now.
+const SLOWED: f64 = 1.5;
 /// Packets handed over within this are one.
 const TOGETHER: Duration = Duration::from_millis(2);
 /// How much slower than its estimate a link is taken to be at most while acknowledgements are late.
@@ -158,19 +165,16 @@ impl Meter {
         let own_us = (self.rate.per_us()).map_or(f64::INFINITY, |rate| sent.bytes as f64 / rate);
         let claim = (self.clock).arrival(now, sent.at, arrived_us, sent.bytes, own_us);
         let Some(arrival) = claim else {
-            self.carry(sent.bytes as f64, sent.at);
+            if sent.passed == 0 {
+                self.carry(sent.bytes as f64, sent.at);
+            }
             return;
         };
         let queueing_us = self.rate.per_us().map_or(0.0, |rate| {
             (arrival.there_us as f64 - arrival.least.delay_us(rate) - own_us).max(0.0)
         });
         self.queueing_us += (queueing_us - self.queueing_us) / 4.0;
-        let least = *self.least_ever.get_or_insert(now.since(sent.at));
-        self.least_ever = Some(least.min(now.since(sent.at)));
-        if now.since(sent.at) <= least + GOOD_TIME {
-            let twice = 2.0 * sent.in_flight_bytes as f64;
-            self.window = self.window.max(twice).min(MAX_WINDOW);
-        }
+        self.widen(now.since(sent.at), &sent);
         self.measure(now, &sent, &arrival);
     }
 
@@ -179,8 +183,8 @@ impl Meter {
         self.sent.remove(&seq);
     }
 
-    /// The connection was made anew: what was in flight is lost, and all but the rate is measured again; the rate is kept
-    /// as a guess.
+    /// The connection was made anew: what was in flight is lost, and all but the rate is measured again; the rate is
+    /// kept as a guess.
     pub fn reset(&mut self) {
         *self = Self {
             rate: self.rate.renewed(),
@@ -202,8 +206,11 @@ impl Meter {
         }
     }
 
-    /// How many bytes may be handed over now, so that they leave within `horizon`: about the time to the next packet. Zero while
-    /// what is in flight takes longer than that.
+    /// How many bytes may be handed over now, so that they leave within `horizon`: about the time to the next packet.
+    /// Zero while what is in flight takes longer than that.
+    ///
+    /// Best is to hand over, and to measure, some hundred bytes right before a large packet: their arrival shows the
+    /// delay by itself, and the estimate is exact then.
     pub fn budget(&self, now: Tick, horizon: Duration) -> usize {
         let free = (self.window - self.in_flight_bytes() as f64).max(0.0);
         let fits = self.fits(now, horizon).min(free);
@@ -271,6 +278,18 @@ impl Meter {
         self.round_trips.push(now, least);
     }
 
+    /// More may be in flight if what was in flight with `sent` came through in good time.
+    fn widen(&mut self, round_trip: Duration, sent: &Sent) {
+        let least = *self.least_ever.get_or_insert(round_trip);
+        self.least_ever = Some(least.min(round_trip));
+        let in_flight_bytes = sent.in_flight_bytes as f64;
+        let carried_us = (self.rate.per_us()).map_or(0.0, |rate| in_flight_bytes / rate);
+        let late_us = round_trip.saturating_sub(least + GOOD_TIME).as_micros() as f64;
+        if late_us <= carried_us {
+            self.window = self.window.max(2.0 * in_flight_bytes).min(MAX_WINDOW);
+        }
+    }
+
     /// `seq` arrived, so what was sent before it has most likely arrived too, and its acknowledgement is lost or late.
     fn pass(&mut self, seq: u64) {
         let mut first = None;
@@ -294,33 +313,48 @@ impl Meter {
 
     fn measure(&mut self, now: Tick, sent: &Sent, arrival: &Arrival) {
         let Arrival { at_us, least, .. } = *arrival;
-        let last = self.last.replace((at_us, sent.at));
-        let Some((last_us, last_sent)) = last else {
-            return;
-        };
-        if at_us < last_us {
-            self.last = last;
-            // Overtaken; its bytes were counted when it was passed.
+        if sent.passed > 0 {
+            // Its bytes were counted when it was passed.
             return;
         }
+        if self.last.is_some_and(|(last_us, _)| at_us < last_us) {
+            self.carry(sent.bytes as f64, sent.at);
+            return;
+        }
+        let Some((last_us, last_sent)) = self.last.replace((at_us, sent.at)) else {
+            return;
+        };
         let (unknown_bytes, first) = self.unknown.take().unwrap_or((0.0, sent.at));
-        let first = first.min(sent.at);
+        let (first, bytes) = (first.min(sent.at), sent.bytes as f64 + unknown_bytes);
         let since_last_us = at_us.saturating_sub(last_us) as f64;
         let since_first_us =
             (arrival.there_us - least.value_us) as f64 + sent.at.since(first).as_micros() as f64;
         let is_behind = since_last_us <= since_first_us;
         if is_behind || first.since(last_sent) <= TOGETHER {
-            let bytes = sent.bytes as f64 + unknown_bytes;
             self.rate.behind(at_us as f64, bytes, since_last_us);
             if is_behind && sent.at.since(last_sent) > TOGETHER {
                 self.filled = Some(now);
             }
-        } else if sent.at.since(first) <= TOGETHER {
-            let bytes = sent.bytes as f64 + unknown_bytes - least.bytes as f64;
-            let busy_us = (arrival.there_us - least.value_us) as f64;
-            self.rate.alone(at_us as f64, bytes, busy_us);
-        } else {
-            self.rate.interrupted();
+            return;
+        }
+        match self.transmission(bytes, arrival) {
+            Some((bytes, busy_us)) if sent.at.since(first) <= TOGETHER => {
+                self.rate.alone(at_us as f64, bytes, busy_us);
+            }
+            _ => self.rate.interrupted(),
+        }
+    }
+
+    /// Bytes, and how long the link was busy with them, of a packet to which it was free.
+    fn transmission(&self, bytes: f64, arrival: &Arrival) -> Option<(f64, f64)> {
+        let (least, there_us) = (arrival.least, arrival.there_us as f64);
+        let (least_bytes, least_us) = (least.bytes as f64, least.value_us as f64);
+        match self.rate.per_us() {
+            Some(rate) if bytes >= SMALL * least_bytes => {
+                Some((bytes, there_us - least.delay_us(rate)))
+            }
+            Some(rate) if least_bytes / least.own_us > SLOWED * rate => None,
+            _ => Some((bytes - least_bytes, there_us - least_us)),
         }
     }
 }

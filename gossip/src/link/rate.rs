@@ -1,10 +1,10 @@
 //! How fast a link carries bytes, from when packets arrived.
 //!
 //! In: arrivals in order, each with the time in which the link was busy with it. Out: bytes per second. Packets that
-//! stood behind one another make one *run*, whose bytes and time are summed until it is long against the noise of the delay:
-//! a millisecond of jitter says nothing about a small packet on a fast link. A run that stays shorter counts only where it shows
-//! that the link is faster than believed. Samples are weighed by their time and forgotten with a time constant of
-//! [`MEMORY_US`] of traffic; idleness forgets next to nothing.
+//! stood behind one another make one *run*, whose bytes and time are summed until it is long against the noise of the
+//! delay: a millisecond of jitter says nothing about a small packet on a fast link. A run that stays shorter counts
+//! only where it shows that the link is faster than believed. Samples are weighed by their time and forgotten with a
+//! time constant of [`MEMORY_US`] of traffic; idleness forgets next to nothing.
 
 /// Time constant of forgetting. A tenth or the tenfold rate is followed within 3 s.
 const MEMORY_US: f64 = 600_000.0;
@@ -24,6 +24,8 @@ const FASTEST: f64 = 1e6;
 struct Run {
     bytes: f64,
     busy_us: f64,
+    /// Arrival of its last packet, receiver's clock.
+    end_us: f64,
 }
 
 /// The rate of one link.
@@ -49,15 +51,16 @@ impl Rate {
     pub(super) fn behind(&mut self, at_us: f64, bytes: f64, busy_us: f64) {
         self.run.bytes += bytes;
         self.run.busy_us += busy_us;
+        self.run.end_us = at_us;
         if self.run.busy_us >= RUN_US.max(OVER_NOISE * self.noise_us) {
-            self.close(at_us);
+            self.close();
         }
     }
 
-    /// A packet arrived at `at_us` to which the link was free: `bytes` more than in the packet of the least delay took it
-    /// `busy_us` longer.
+    /// A packet arrived at `at_us` to which the link was free: `bytes` more than in the packet of the least delay took
+    /// it `busy_us` longer.
     pub(super) fn alone(&mut self, at_us: f64, bytes: f64, busy_us: f64) {
-        self.close(at_us - busy_us);
+        self.close();
         if let Some(rate) = self.per_us() {
             // A packet that is early shows a faster link, not noise; a new rate moves the noise by bounded steps.
             let off = (busy_us - bytes / rate).clamp(0.0, 4.0 * self.noise_us + SHORT_US);
@@ -70,7 +73,7 @@ impl Rate {
 
     /// What came before does not join what comes next.
     pub(super) fn interrupted(&mut self) {
-        self.run = Run::default();
+        self.close();
     }
 
     /// The connection is new: the rate is only a guess that the first samples may overrule.
@@ -84,17 +87,21 @@ impl Rate {
         }
     }
 
-    fn close(&mut self, at_us: f64) {
-        let Run { bytes, busy_us } = std::mem::take(&mut self.run);
+    fn close(&mut self) {
+        let Run {
+            bytes,
+            busy_us,
+            end_us,
+        } = std::mem::take(&mut self.run);
         if bytes <= 0.0 {
             return;
         }
         if busy_us >= SHORT_US.max(OVER_NOISE * self.noise_us) {
-            self.sample(at_us, bytes, busy_us);
+            self.sample(end_us, bytes, busy_us);
         } else {
             let at_most_us = busy_us.max(SHORT_US) + 2.0 * self.noise_us;
             if (self.per_us()).is_none_or(|rate| bytes / at_most_us > rate) {
-                self.sample(at_us, bytes, at_most_us);
+                self.sample(end_us, bytes, at_most_us);
             }
         }
     }
