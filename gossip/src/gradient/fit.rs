@@ -11,18 +11,21 @@ use super::{
     sample,
     select::Selector,
     selection::{Order, Selection, max_n_threshold, n_of},
-    survey::{Survey, Surveyed},
+    survey::{self, Survey, Surveyed},
     values::Values,
 };
 
 /// The fewest sampled entries that say something about the distribution of bytes, and as many as are of use.
-const SAMPLE: std::ops::RangeInclusive<f64> = 512.0..=16_384.0;
+const SAMPLE: std::ops::RangeInclusive<f64> = 512.0..=8192.0;
 
 /// Halvings of the range of amounts: to 0.02 % of it, on a scale of factors.
 const HALVINGS: usize = 12;
 
 /// Estimates of the ratio on the way to an amount.
 const ROUNDS: usize = 3;
+
+/// Sampled entries that are coded, or left out, together.
+const PIECE: usize = 64;
 
 /// A packet may be estimated at so much over the budget: less than estimates are worth.
 const OVER: f64 = 0.01;
@@ -117,15 +120,11 @@ pub(super) struct Estimator {
 
 impl Estimator {
     pub(super) fn new(layout: &Layout) -> Self {
-        // A run of each piece of each variable at most, and never more than twice what is wanted of it.
-        let capacity = layout
-            .ranges()
-            .map(|range| range.len().min(1 << 16))
-            .sum::<usize>();
+        let capacity = survey::capacity(layout);
         Self {
             survey: Survey::new(layout),
             values: Vec::with_capacity(capacity),
-            highs: Vec::with_capacity(2 * capacity),
+            highs: Vec::with_capacity(capacity + capacity / 64 + 1),
             raw: Vec::with_capacity(4 * capacity),
             contents: Box::new(Contents::new()),
             corrections: [None; Values::ALL.len()],
@@ -165,10 +164,10 @@ impl Estimator {
         }
         let tails = match measure {
             Measure::TopK => None,
-            Measure::MaxN => Some(selector),
+            Measure::MaxN => Some(&mut *selector),
         };
         self.survey.read(layout, residual, tails);
-        self.search(layout, residual, wanted, kinds)
+        self.search(selector, wanted, kinds)
     }
 
     /// What became of an order's body.
@@ -184,27 +183,25 @@ impl Estimator {
         *correction = Some(halfway.clamp(0.5, 2.0));
     }
 
-    fn search(
-        &mut self,
-        layout: &Layout,
-        residual: &[f32],
-        wanted: Wanted<'_>,
-        kinds: &[Values],
-    ) -> Fit {
+    fn search(&mut self, selector: &mut Selector, wanted: Wanted<'_>, kinds: &[Values]) -> Fit {
         let Wanted { measure, .. } = wanted;
         let budget = wanted.bytes as f64;
         let mut kind = kinds[0];
         let mut ratio = 1.0;
-        for of_list in kinds {
+        for (nth, of_list) in kinds.iter().enumerate() {
             kind = *of_list;
-            ratio = self.ratio(layout, residual, measure.selection(wanted.most), kind);
+            self.fill(measure.selection(wanted.most), kind);
+            if nth + 1 < kinds.len() && self.contents.raw_bytes > budget {
+                continue;
+            }
+            ratio = self.ratio(selector, measure.selection(wanted.most), kind);
             if self.packet_bytes(kind, ratio) <= budget {
                 return self.found(measure.selection(wanted.most), kind, ratio);
             }
         }
         let mut best = wanted.least;
         let mut fits = (measure.level(best), 0.0);
-        fits.1 = self.ratio(layout, residual, measure.selection(best), kind);
+        fits.1 = self.ratio(selector, measure.selection(best), kind);
         let mut too_much = (measure.level(wanted.most), ratio);
         let mut fit = self.found(measure.selection(best), kind, fits.1);
         if fit.bytes > wanted.bytes {
@@ -224,11 +221,14 @@ impl Estimator {
                 }
             }
             let amount = measure.amount(below).clamp(wanted.least, wanted.most);
-            let ratio = self.ratio(layout, residual, measure.selection(amount), kind);
+            let ratio = self.ratio(selector, measure.selection(amount), kind);
             if self.packet_bytes(kind, ratio) <= budget * (1.0 + OVER) {
                 best = amount;
                 fits = (below, ratio);
                 fit = self.found(measure.selection(best), kind, ratio);
+                if fit.bytes as f64 >= budget * (1.0 - OVER) {
+                    break;
+                }
             } else {
                 too_much = (below, ratio);
             }
@@ -275,13 +275,7 @@ impl Estimator {
     }
 
     /// [`Self::fill`], and to what the body shrinks, from the bytes of a sample.
-    fn ratio(
-        &mut self,
-        layout: &Layout,
-        residual: &[f32],
-        selection: Selection,
-        kind: Values,
-    ) -> f64 {
+    fn ratio(&mut self, selector: &mut Selector, selection: Selection, kind: Values) -> f64 {
         self.fill(selection, kind);
         self.values.clear();
         self.highs.clear();
@@ -290,7 +284,7 @@ impl Estimator {
         let variables = self.survey.variables();
         let coarsest = variables.iter().fold(1.0, |most: f64, v| most.max(v.scale));
         let enough = (total / coarsest).clamp(*SAMPLE.start(), *SAMPLE.end());
-        for (variable, range) in variables.iter().zip(layout.ranges()) {
+        for variable in variables {
             let n = n_sent(&self.survey, variable, selection, kind);
             let least = if n >= variable.length as f64 {
                 0
@@ -300,13 +294,18 @@ impl Estimator {
                     _ => self.survey.magnitude_of(variable, n).max(1),
                 }
             };
+            let sampled = self.survey.sampled(variable);
             // Of each variable the same share of what is sent of it.
             let every = (total / enough / variable.scale).max(1.0) as usize;
-            let entries = &residual[range];
-            for run in sample::runs(entries.len()).step_by(every) {
-                let run = entries[run].iter();
+            if every == 1 && least > 0 {
                 self.values
-                    .extend(run.filter(|value| sample::magnitude(**value) >= least));
+                    .extend_from_slice(selector.collected(sampled, least));
+                continue;
+            }
+            for piece in sampled.chunks(PIECE).step_by(every) {
+                let piece = piece.iter();
+                self.values
+                    .extend(piece.filter(|value| sample::magnitude(**value) >= least));
             }
         }
         // Not finite: whatever is said of it, packing will refuse it.

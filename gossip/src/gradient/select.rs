@@ -25,6 +25,8 @@ pub(super) struct Selector {
     // As long as the longest variable, though only the pages that candidates reach ever become resident.
     indices: Vec<u32>,
     values: Vec<f32>,
+    /// Blocks with entries that pass.
+    blocks: Vec<u32>,
     magnitudes: Vec<u32>,
     histogram: Vec<u32>,
 }
@@ -53,6 +55,7 @@ impl Selector {
         Self {
             indices: vec![0; longest + BLOCK],
             values: vec![0.0; longest + BLOCK],
+            blocks: vec![0; longest / BLOCK + 1],
             magnitudes: Vec::with_capacity(longest),
             histogram: vec![0; BINS],
         }
@@ -100,12 +103,16 @@ impl Selector {
         weights: &[f32],
         threshold: f32,
     ) -> Result<Chosen<'_>, NotFinite> {
-        let n = self.collect(variable, |start, block, over| {
-            let weights = &weights[start..start + block.len()];
+        let (weights, rest) = weights.as_chunks::<BLOCK>();
+        let rest = padded(rest);
+        let n = self.collect(variable, |nth, block| {
+            let weights = weights.get(nth).unwrap_or(&rest);
+            let mut over = [0; BLOCK];
             for ((over, value), weight) in over.iter_mut().zip(block).zip(weights) {
                 let least = magnitude(threshold * weight) as i32;
                 *over = least.clamp(1, INFINITE as i32) - 1 - magnitude(*value) as i32;
             }
+            over
         });
         self.check(n)?;
         Ok(self.chosen(n))
@@ -158,7 +165,7 @@ impl Selector {
         }
         self.histogram.fill(0);
         let mut n_sampled = 0;
-        for run in sample::runs(variable.len()) {
+        for run in sample::runs(variable.len(), 16, 1 << 15) {
             n_sampled += run.len();
             sample::count(&mut self.histogram, &variable[run]);
         }
@@ -170,41 +177,41 @@ impl Selector {
         sample::threshold_of(&self.histogram, (rank + 4.0 * rank.sqrt() + 4.0) as usize)
     }
 
-    /// Writes the entries that pass to the front of the buffers and returns their number. `over`, told where a block of at
-    /// most [`BLOCK`] entries starts, makes the lanes of those that pass negative.
+    /// Writes the entries that pass to the front of the buffers and returns their number. `over`, given a block and its
+    /// number, makes the lanes of those that pass negative; zeros must not pass.
     fn collect(
         &mut self,
         variable: &[f32],
-        over: impl Fn(usize, &[f32], &mut [i32; BLOCK]),
+        over: impl Fn(usize, &[f32; BLOCK]) -> [i32; BLOCK],
     ) -> usize {
-        let blocks = variable.chunks_exact(BLOCK);
-        let rest = blocks.remainder();
-        let (mut n, mut start) = (0, 0);
-        let mut lanes = [0; BLOCK];
-        for block in blocks {
-            over(start, block, &mut lanes);
-            if lanes.iter().fold(0, |any, lane| any | lane) < 0 {
-                // Every lane writes, those that pass keep their place: no branch for the processor to guess.
-                let (mut indices, mut values) = ([0; BLOCK], [0.0; BLOCK]);
-                let mut kept = 0;
-                for (at, (value, lane)) in block.iter().zip(&lanes).enumerate() {
-                    indices[kept % BLOCK] = (start + at) as u32;
-                    values[kept % BLOCK] = *value;
-                    kept += usize::from(*lane < 0);
-                }
-                self.indices[n..n + BLOCK].copy_from_slice(&indices);
-                self.values[n..n + BLOCK].copy_from_slice(&values);
-                n += kept;
-            }
-            start += BLOCK;
+        let (blocks, rest) = variable.as_chunks::<BLOCK>();
+        let rest = padded(rest);
+        // Which blocks, then which of their entries. The same trick twice: everything is written, what passes keeps its
+        // place, and there is no branch for the processor to guess.
+        let mut n_blocks = 0;
+        for (nth, block) in blocks.iter().chain([&rest]).enumerate() {
+            let any = over(nth, block).iter().fold(0, |any, lane| any | lane);
+            self.blocks[n_blocks] = nth as u32;
+            n_blocks += usize::from(any < 0);
         }
-        over(start, rest, &mut lanes);
-        for (index, (value, lane)) in rest.iter().zip(&lanes).enumerate() {
-            if *lane < 0 {
-                self.indices[n] = (start + index) as u32;
-                self.values[n] = *value;
-                n += 1;
+        let mut n = 0;
+        for nth in &self.blocks[..n_blocks] {
+            let nth = *nth as usize;
+            let block = blocks.get(nth).unwrap_or(&rest);
+            let over = over(nth, block);
+            let (Some(indices), Some(values)) = (
+                self.indices[n..].first_chunk_mut::<BLOCK>(),
+                self.values[n..].first_chunk_mut::<BLOCK>(),
+            ) else {
+                break;
+            };
+            let mut kept = 0;
+            for lane in 0..BLOCK {
+                indices[kept % BLOCK] = (nth * BLOCK + lane) as u32;
+                values[kept % BLOCK] = block[lane];
+                kept += usize::from(over[lane] < 0);
             }
+            n += kept;
         }
         n
     }
@@ -246,13 +253,19 @@ impl Selector {
 }
 
 /// For [`Selector::collect`]: passes what is of at least `threshold`, at most [`INFINITE`], and not zero.
-fn over(threshold: u32) -> impl Fn(usize, &[f32], &mut [i32; BLOCK]) {
+fn over(threshold: u32) -> impl Fn(usize, &[f32; BLOCK]) -> [i32; BLOCK] {
     let below = threshold.clamp(1, INFINITE) as i32 - 1;
-    move |_, block, over| {
-        for (over, value) in over.iter_mut().zip(block) {
-            *over = below - magnitude(*value) as i32;
-        }
-    }
+    move |_, block| block.map(|value| below - magnitude(value) as i32)
+}
+
+/// A block of the last few entries, with zeros behind.
+fn padded(rest: &[f32]) -> [f32; BLOCK] {
+    let mut block = [0.0; BLOCK];
+    block
+        .iter_mut()
+        .zip(rest)
+        .for_each(|(to, from)| *to = *from);
+    block
 }
 
 #[cfg(test)]
