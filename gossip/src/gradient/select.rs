@@ -16,6 +16,9 @@ use super::sample::{self, BIN_SHIFT, BINS, INFINITE, WHOLE, magnitude};
 /// Entries looked at in one go: a block without a candidate is skipped whole.
 const BLOCK: usize = 16;
 
+/// Blocks that are looked at, then looked at again where entries pass: they stay in the fastest cache.
+const TILE: usize = 256;
+
 /// Up to here all entries are candidates: cheaper than clearing a histogram.
 const SHORT: usize = 256;
 
@@ -25,8 +28,6 @@ pub(super) struct Selector {
     // As long as the longest variable, though only the pages that candidates reach ever become resident.
     indices: Vec<u32>,
     values: Vec<f32>,
-    /// Blocks with entries that pass.
-    blocks: Vec<u32>,
     magnitudes: Vec<u32>,
     histogram: Vec<u32>,
 }
@@ -53,10 +54,9 @@ impl Selector {
     /// A selector for variables of up to `longest` entries.
     pub(super) fn new(longest: usize) -> Self {
         Self {
-            indices: vec![0; longest + BLOCK],
-            values: vec![0.0; longest + BLOCK],
-            blocks: vec![0; longest / BLOCK + 1],
-            magnitudes: Vec::with_capacity(longest),
+            indices: vec![0; longest],
+            values: vec![0.0; longest],
+            magnitudes: vec![0; longest],
             histogram: vec![0; BINS],
         }
     }
@@ -128,7 +128,7 @@ impl Selector {
             let mut random = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             random = (random ^ random >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
             let (start, end) = (piece * variable.len() / k, (piece + 1) * variable.len() / k);
-            let index = start + ((random >> 32) as usize * (end - start) >> 32);
+            let index = start + (((random >> 32) as usize * (end - start)) >> 32);
             self.indices[n] = index as u32;
             self.values[n] = variable[index];
             n += usize::from(variable[index] != 0.0);
@@ -186,33 +186,35 @@ impl Selector {
     ) -> usize {
         let (blocks, rest) = variable.as_chunks::<BLOCK>();
         let rest = padded(rest);
-        // Which blocks, then which of their entries. The same trick twice: everything is written, what passes keeps its
-        // place, and there is no branch for the processor to guess.
-        let mut n_blocks = 0;
-        for (nth, block) in blocks.iter().chain([&rest]).enumerate() {
-            let any = over(nth, block).iter().fold(0, |any, lane| any | lane);
-            self.blocks[n_blocks] = nth as u32;
-            n_blocks += usize::from(any < 0);
-        }
+        let mut passing = [0; TILE];
         let mut n = 0;
-        for nth in &self.blocks[..n_blocks] {
-            let nth = *nth as usize;
-            let block = blocks.get(nth).unwrap_or(&rest);
-            let over = over(nth, block);
-            let (Some(indices), Some(values)) = (
-                self.indices[n..].first_chunk_mut::<BLOCK>(),
-                self.values[n..].first_chunk_mut::<BLOCK>(),
-            ) else {
-                break;
-            };
-            let mut kept = 0;
-            for lane in 0..BLOCK {
-                indices[kept % BLOCK] = (nth * BLOCK + lane) as u32;
-                values[kept % BLOCK] = block[lane];
-                kept += usize::from(over[lane] < 0);
+        let mut put = |nth: usize, block: &[f32; BLOCK]| {
+            let mut passed = mask(over(nth, block));
+            while passed != 0 {
+                let lane = passed.trailing_zeros() as usize;
+                self.indices[n] = (nth * BLOCK + lane) as u32;
+                self.values[n] = block[lane % BLOCK];
+                n += 1;
+                passed &= passed - 1;
             }
-            n += kept;
+        };
+        for (nth_tile, tile) in blocks.chunks(TILE).enumerate() {
+            let first = nth_tile * TILE;
+            // Which blocks: every number is written, those of blocks that pass keep their place. No branch to guess.
+            let mut n_passing = 0;
+            for (nth, block) in tile.iter().enumerate() {
+                let any = over(first + nth, block)
+                    .iter()
+                    .fold(0, |any, lane| any | lane);
+                passing[n_passing % TILE] = nth as u16;
+                n_passing += usize::from(any < 0);
+            }
+            for nth in &passing[..n_passing] {
+                let nth = usize::from(*nth);
+                put(first + nth, &tile[nth]);
+            }
         }
+        put(blocks.len(), &rest);
         n
     }
 
@@ -225,16 +227,14 @@ impl Selector {
         let (bin, above) = sample::bin_of(&self.histogram, k);
         let lower = (bin as u32) << BIN_SHIFT;
         let upper = lower + (1 << BIN_SHIFT);
-        self.magnitudes.clear();
-        self.magnitudes.extend(
-            values
-                .iter()
-                .map(|value| magnitude(*value))
-                .filter(|magnitude| (lower..upper).contains(magnitude)),
-        );
-        let (larger, kth, _) = self
-            .magnitudes
-            .select_nth_unstable_by(k - above - 1, |a, b| b.cmp(a));
+        let mut n_within = 0;
+        for value in values.iter() {
+            let magnitude = magnitude(*value);
+            self.magnitudes[n_within] = magnitude;
+            n_within += usize::from((lower..upper).contains(&magnitude));
+        }
+        let within = &mut self.magnitudes[..n_within];
+        let (larger, kth, _) = within.select_nth_unstable_by(k - above - 1, |a, b| b.cmp(a));
         let kth = *kth;
         let mut ties = k - above - larger.iter().filter(|magnitude| **magnitude > kth).count();
         let mut kept = 0;
@@ -256,6 +256,21 @@ impl Selector {
 fn over(threshold: u32) -> impl Fn(usize, &[f32; BLOCK]) -> [i32; BLOCK] {
     let below = threshold.clamp(1, INFINITE) as i32 - 1;
     move |_, block| block.map(|value| below - magnitude(value) as i32)
+}
+
+/// A bit for each negative lane.
+fn mask(over: [i32; BLOCK]) -> u32 {
+    const BITS: [i32; BLOCK] = {
+        let mut bits = [0; BLOCK];
+        let mut lane = 0;
+        while lane < BLOCK {
+            bits[lane] = 1 << lane;
+            lane += 1;
+        }
+        bits
+    };
+    let lanes = over.iter().zip(&BITS);
+    lanes.fold(0, |mask, (lane, bit)| mask | (lane >> 31 & bit)) as u32
 }
 
 /// A block of the last few entries, with zeros behind.

@@ -3,7 +3,7 @@
 //! Per variable a staircase of *knots* (magnitude, how many entries are at least as large), each some 5 % more entries than the one
 //! before. Variables of up to 4,096 entries are read whole, of longer ones a sixteenth or less. Max N cuts relative to the
 //! largest entry and often far out in the tail, where a sample knows little: for it, the sample is larger, and one pass
-//! collects the largest 3 % of a long variable, which are counted exactly.
+//! collects the largest few percent of a long variable, which are counted exactly.
 
 use super::{
     layout::Layout,
@@ -18,8 +18,9 @@ const BINS: usize = 1 << (31 - BIN_SHIFT);
 /// How many more entries a knot has than the one before.
 const STEP: f64 = 1.05;
 
-/// One of this many entries is in the tail that Max N counts exactly.
-const TAIL: usize = 32;
+/// As many sampled entries, at most a sixteenth of them, reach into the tail that Max N counts exactly: below it, counts
+/// from the sample are good to 2 %.
+const TAIL: usize = 2048;
 
 /// One of how many entries is sampled, and how many of a variable at most.
 const SAMPLE: (usize, usize) = (16, 1 << 16);
@@ -121,7 +122,7 @@ impl Survey {
         let first_knot = self.knots.len();
         let mut above = 0.0;
         if let Some(selector) = tails.filter(|_| length > sample::WHOLE && largest > 0) {
-            let mut rank = n_sampled / TAIL;
+            let mut rank = TAIL.min(n_sampled / 16);
             let mut cut = top;
             while cut > bottom && rank > self.histogram[cut as usize] as usize {
                 rank -= self.histogram[cut as usize] as usize;
