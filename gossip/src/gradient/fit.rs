@@ -21,14 +21,17 @@ const SAMPLE: std::ops::RangeInclusive<f64> = 512.0..=8192.0;
 /// Halvings of the range of amounts: to 0.02 % of it, on a scale of factors.
 const HALVINGS: usize = 12;
 
-/// Estimates of the ratio on the way to an amount.
-const ROUNDS: usize = 3;
+/// Estimates of the ratio on the way to an amount, at most; one or two are enough mostly.
+const ROUNDS: usize = 6;
+
+/// A packet of this share of the budget is near enough to it.
+const CLOSE: f64 = 0.98;
+
+/// By how much counts of Max N may be off.
+const MARGIN: f64 = 1.03;
 
 /// Sampled entries that are coded, or left out, together.
 const PIECE: usize = 64;
-
-/// A packet may be estimated at so much over the budget: less than estimates are worth.
-const OVER: f64 = 0.01;
 
 /// What amounts are measured by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +67,7 @@ pub struct Fit {
     pub values: Values,
     /// Entries in its packet, estimated.
     pub n_entries: usize,
-    /// Bytes of its packet, estimated; beyond the budget, apart from a percent, only at the least amount.
+    /// Bytes of its packet, estimated; more than the budget only at the least amount.
     pub bytes: usize,
 }
 
@@ -199,41 +202,51 @@ impl Estimator {
                 return self.found(measure.selection(wanted.most), kind, ratio);
             }
         }
-        let mut best = wanted.least;
-        let mut fits = (measure.level(best), 0.0);
-        fits.1 = self.ratio(selector, measure.selection(best), kind);
+        let mut fits = (measure.level(wanted.least), 0.0);
+        fits.1 = self.ratio(selector, measure.selection(wanted.least), kind);
         let mut too_much = (measure.level(wanted.most), ratio);
-        let mut fit = self.found(measure.selection(best), kind, fits.1);
-        if fit.bytes > wanted.bytes {
-            return fit;
-        }
+        let mut fit = self.found(measure.selection(wanted.least), kind, fits.1);
+        let mut aim = budget;
         for _ in 0..ROUNDS {
-            // Between amounts whose ratios are known, ratios change evenly.
-            let (mut below, mut above) = (fits.0, too_much.0);
-            for _ in 0..HALVINGS {
-                let middle = 0.5 * (below + above);
-                let share = (middle - fits.0) / (too_much.0 - fits.0);
-                self.fill(measure.selection(measure.amount(middle)), kind);
-                if self.packet_bytes(kind, fits.1 + share * (too_much.1 - fits.1)) <= budget {
-                    below = middle;
-                } else {
-                    above = middle;
-                }
+            if fit.bytes as f64 >= budget * CLOSE {
+                break;
             }
-            let amount = measure.amount(below).clamp(wanted.least, wanted.most);
+            let level = self.level_within(measure, kind, aim, fits, too_much);
+            let amount = measure.amount(level).clamp(wanted.least, wanted.most);
             let ratio = self.ratio(selector, measure.selection(amount), kind);
-            if self.packet_bytes(kind, ratio) <= budget * (1.0 + OVER) {
-                best = amount;
-                fits = (below, ratio);
-                fit = self.found(measure.selection(best), kind, ratio);
-                if fit.bytes as f64 >= budget * (1.0 - OVER) {
-                    break;
-                }
+            let bytes = self.packet_bytes(kind, ratio);
+            if bytes <= budget {
+                fits = (level, ratio);
+                fit = self.found(measure.selection(amount), kind, ratio);
             } else {
-                too_much = (below, ratio);
+                too_much = (level, ratio);
+                aim *= budget / bytes;
             }
         }
         fit
+    }
+
+    /// The largest level whose packet fits `aim`, if ratios change evenly between levels where they are known.
+    fn level_within(
+        &mut self,
+        measure: Measure,
+        kind: Values,
+        aim: f64,
+        fits: (f64, f64),
+        too_much: (f64, f64),
+    ) -> f64 {
+        let (mut below, mut above) = (fits.0, too_much.0);
+        for _ in 0..HALVINGS {
+            let middle = 0.5 * (below + above);
+            let share = (middle - fits.0) / (too_much.0 - fits.0);
+            self.fill(measure.selection(measure.amount(middle)), kind);
+            if self.packet_bytes(kind, fits.1 + share * (too_much.1 - fits.1)) <= aim {
+                below = middle;
+            } else {
+                above = middle;
+            }
+        }
+        below
     }
 
     fn packet_bytes(&self, kind: Values, ratio: f64) -> f64 {
@@ -323,15 +336,17 @@ fn n_sent(survey: &Survey, variable: &Surveyed, selection: Selection, kind: Valu
     if nonzero == 0.0 {
         return 0.0;
     }
-    let n = match selection {
-        Selection::TopK { fraction } => n_of(fraction, variable.length) as f64,
+    // What is only estimated may turn out to go whole, which takes more bytes at once.
+    let (n, margin) = match selection {
+        Selection::TopK { fraction } => (n_of(fraction, variable.length) as f64, 1.0),
         Selection::MaxN { n } => {
-            survey.n_at_least(variable, max_n_threshold(n, variable.largest).max(1))
+            let least = max_n_threshold(n, variable.largest).max(1);
+            (survey.n_at_least(variable, least), MARGIN)
         }
-        _ => nonzero,
+        _ => (nonzero, 1.0),
     };
     let n = n.min(nonzero).max(1.0);
-    if kind.is_dense(n as usize, variable.length) {
+    if kind.is_dense((n * margin) as usize, variable.length) {
         variable.length as f64
     } else {
         n

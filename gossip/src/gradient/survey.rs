@@ -1,7 +1,7 @@
 //! How many entries of each variable reach a magnitude: read from a sample, so that a budget can be fitted without packing.
 //!
 //! Per variable a staircase of *knots* (magnitude, how many entries are at least as large), each some 5 % more entries than the one
-//! before. Variables of up to 4,096 entries are read whole, of longer ones a sixteenth or less. Max N cuts relative to the
+//! before. Variables of up to 4,096 entries are read whole, of longer ones a fourth or less. Max N cuts relative to the
 //! largest entry and often far out in the tail, where a sample knows little: for it, the sample is larger, and one pass
 //! collects the largest few percent of a long variable, which are counted exactly.
 
@@ -23,7 +23,7 @@ const STEP: f64 = 1.05;
 const TAIL: usize = 2048;
 
 /// One of how many entries is sampled, and how many of a variable at most.
-const SAMPLE: (usize, usize) = (16, 1 << 16);
+const SAMPLE: (usize, usize) = (4, 1 << 16);
 
 /// The same where counts decide what is sent: for Max N.
 const EXACT_SAMPLE: (usize, usize) = (4, 1 << 17);
