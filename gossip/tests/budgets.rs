@@ -1,5 +1,4 @@
 //! Fitting a budget: how large a packet becomes, and what is chosen where all, or nothing, fits.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod gradients;
 

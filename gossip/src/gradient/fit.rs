@@ -1,8 +1,9 @@
 //! The largest amount whose packet fits a budget of bytes, without packing.
 //!
 //! Called by the exchange before it packs for a link: the budget is what that link carries until the next commit. In: a
-//! residual, bounds of the amount, kinds of values in order of preference. Out: an order for [`Packer::pack`](super::pack::Packer::pack) and the bytes it
-//! will take, within some 10 %. The residual's variables are surveyed (`survey.rs`), the body's shrinking is estimated from
+//! residual, bounds of the amount, kinds of values in order of preference. Out: an order for
+//! [`Packer::pack`](super::pack::Packer::pack) and the bytes it will take, within some 10 % for packets of 8 KiB and more from
+//! the second of a kind on. The residual's variables are surveyed (`survey.rs`), the body's shrinking is estimated from
 //! coded samples (`entropy.rs`), and what zstd made of the last packets that were fitted corrects it per kind of values.
 
 use super::{
@@ -53,8 +54,8 @@ pub struct Wanted<'a> {
     pub least: f32,
     /// The largest amount, beyond which bytes buy nothing.
     pub most: f32,
-    /// Kinds of values by preference: the first with which all of `most` fits is taken, else the last. [`Values::AUTO`] where
-    /// the caller has no preference; at least one.
+    /// Kinds of values by preference: the first with which all of `most` fits is taken, else the last. None means
+    /// [`Values::AUTO`].
     pub values: &'a [Values],
 }
 
@@ -206,7 +207,7 @@ impl Estimator {
         fits.1 = self.ratio(selector, measure.selection(wanted.least), kind);
         let mut too_much = (measure.level(wanted.most), ratio);
         let mut fit = self.found(measure.selection(wanted.least), kind, fits.1);
-        let mut aim = budget;
+        let (mut aim, mut lower) = (budget, 1.0);
         for _ in 0..ROUNDS {
             if fit.bytes as f64 >= budget * CLOSE {
                 break;
@@ -220,13 +221,15 @@ impl Estimator {
                 fit = self.found(measure.selection(amount), kind, ratio);
             } else {
                 too_much = (level, ratio);
-                aim *= budget / bytes;
+                // Further each time: where a variable goes whole, many levels take the same bytes.
+                aim *= (budget / bytes).powf(lower);
+                lower *= 2.0;
             }
         }
         fit
     }
 
-    /// The largest level whose packet fits `aim`, if ratios change evenly between levels where they are known.
+    /// The largest level whose packet fits `aim`, if ratios change evenly between two levels where they are known.
     fn level_within(
         &mut self,
         measure: Measure,

@@ -188,16 +188,6 @@ impl Selector {
         let rest = padded(rest);
         let mut passing = [0; TILE];
         let mut n = 0;
-        let mut put = |nth: usize, block: &[f32; BLOCK]| {
-            let mut passed = mask(over(nth, block));
-            while passed != 0 {
-                let lane = passed.trailing_zeros() as usize;
-                self.indices[n] = (nth * BLOCK + lane) as u32;
-                self.values[n] = block[lane % BLOCK];
-                n += 1;
-                passed &= passed - 1;
-            }
-        };
         for (nth_tile, tile) in blocks.chunks(TILE).enumerate() {
             let first = nth_tile * TILE;
             // Which blocks: every number is written, those of blocks that pass keep their place. No branch to guess.
@@ -209,12 +199,60 @@ impl Selector {
                 passing[n_passing % TILE] = nth as u16;
                 n_passing += usize::from(any < 0);
             }
+            let many = n_passing > TILE * 7 / 8;
             for nth in &passing[..n_passing] {
-                let nth = usize::from(*nth);
-                put(first + nth, &tile[nth]);
+                let (nth, block) = (first + usize::from(*nth), &tile[usize::from(*nth)]);
+                let over = over(nth, block);
+                n = if many {
+                    self.put_lanes(n, nth, block, over)
+                } else {
+                    self.put_bits(n, nth, block, over)
+                };
             }
         }
-        put(blocks.len(), &rest);
+        self.put_bits(n, blocks.len(), &rest, over(blocks.len(), &rest))
+    }
+
+    /// Writes the entries of a block that pass behind the first `n`: one by one, for where they are few.
+    fn put_bits(
+        &mut self,
+        mut n: usize,
+        nth: usize,
+        block: &[f32; BLOCK],
+        over: [i32; BLOCK],
+    ) -> usize {
+        let mut passed = mask(over);
+        while passed != 0 {
+            let lane = passed.trailing_zeros() as usize;
+            self.indices[n] = (nth * BLOCK + lane) as u32;
+            self.values[n] = block[lane % BLOCK];
+            n += 1;
+            passed &= passed - 1;
+        }
+        n
+    }
+
+    /// The same where they are many: every lane writes, those that pass keep their place.
+    fn put_lanes(
+        &mut self,
+        mut n: usize,
+        nth: usize,
+        block: &[f32; BLOCK],
+        over: [i32; BLOCK],
+    ) -> usize {
+        let (Some(indices), Some(values)) = (
+            self.indices[n..].first_chunk_mut::<BLOCK>(),
+            self.values[n..].first_chunk_mut::<BLOCK>(),
+        ) else {
+            return self.put_bits(n, nth, block, over);
+        };
+        let mut kept = 0;
+        for lane in 0..BLOCK {
+            indices[kept % BLOCK] = (nth * BLOCK + lane) as u32;
+            values[kept % BLOCK] = block[lane];
+            kept += usize::from(over[lane] < 0);
+        }
+        n += kept;
         n
     }
 
