@@ -199,7 +199,7 @@ impl Selector {
                 passing[n_passing % TILE] = nth as u16;
                 n_passing += usize::from(any < 0);
             }
-            let many = n_passing > TILE * 7 / 8;
+            let many = n_passing > TILE / 2;
             for nth in &passing[..n_passing] {
                 let (nth, block) = (first + usize::from(*nth), &tile[usize::from(*nth)]);
                 let over = over(nth, block);
