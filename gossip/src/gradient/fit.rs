@@ -1,8 +1,9 @@
 //! The largest amount whose packet fits a budget of bytes, without packing.
 //!
 //! Called by the exchange before it packs for a link: the budget is what that link carries until the next commit. In: a
-//! residual, bounds of the amount, kinds of values in order of preference. Out: an order for [`Packer::pack`](super::pack::Packer::pack) and the bytes it
-//! will take, within some 10 %. The residual's variables are surveyed (`survey.rs`), the body's shrinking is estimated from
+//! residual, bounds of the amount, kinds of values in order of preference. Out: an order for
+//! [`Packer::pack`](super::pack::Packer::pack) and the bytes it will take, within some 10 % for packets of 8 KiB and more from
+//! the second of a kind on. The residual's variables are surveyed (`survey.rs`), the body's shrinking is estimated from
 //! coded samples (`entropy.rs`), and what zstd made of the last packets that were fitted corrects it per kind of values.
 
 use super::{
@@ -11,21 +12,27 @@ use super::{
     sample,
     select::Selector,
     selection::{Order, Selection, max_n_threshold, n_of},
-    survey::{Survey, Surveyed},
+    survey::{self, Survey, Surveyed},
     values::Values,
 };
 
 /// The fewest sampled entries that say something about the distribution of bytes, and as many as are of use.
-const SAMPLE: std::ops::RangeInclusive<f64> = 512.0..=16_384.0;
+const SAMPLE: std::ops::RangeInclusive<f64> = 512.0..=8192.0;
 
 /// Halvings of the range of amounts: to 0.02 % of it, on a scale of factors.
 const HALVINGS: usize = 12;
 
-/// Estimates of the ratio on the way to an amount.
-const ROUNDS: usize = 3;
+/// Estimates of the ratio on the way to an amount, at most; one or two are enough mostly.
+const ROUNDS: usize = 6;
 
-/// A packet may be estimated at so much over the budget: less than estimates are worth.
-const OVER: f64 = 0.01;
+/// A packet of this share of the budget is near enough to it.
+const CLOSE: f64 = 0.98;
+
+/// By how much counts of Max N may be off.
+const MARGIN: f64 = 1.03;
+
+/// Sampled entries that are coded, or left out, together.
+const PIECE: usize = 64;
 
 /// What amounts are measured by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +54,8 @@ pub struct Wanted<'a> {
     pub least: f32,
     /// The largest amount, beyond which bytes buy nothing.
     pub most: f32,
-    /// Kinds of values by preference: the first with which all of `most` fits is taken, else the last. [`Values::AUTO`] where
-    /// the caller has no preference; at least one.
+    /// Kinds of values by preference: the first with which all of `most` fits is taken, else the last. None means
+    /// [`Values::AUTO`].
     pub values: &'a [Values],
 }
 
@@ -61,7 +68,7 @@ pub struct Fit {
     pub values: Values,
     /// Entries in its packet, estimated.
     pub n_entries: usize,
-    /// Bytes of its packet, estimated; beyond the budget, apart from a percent, only at the least amount.
+    /// Bytes of its packet, estimated; more than the budget only at the least amount.
     pub bytes: usize,
 }
 
@@ -117,15 +124,11 @@ pub(super) struct Estimator {
 
 impl Estimator {
     pub(super) fn new(layout: &Layout) -> Self {
-        // A run of each piece of each variable at most, and never more than twice what is wanted of it.
-        let capacity = layout
-            .ranges()
-            .map(|range| range.len().min(1 << 16))
-            .sum::<usize>();
+        let capacity = survey::capacity(layout);
         Self {
             survey: Survey::new(layout),
             values: Vec::with_capacity(capacity),
-            highs: Vec::with_capacity(2 * capacity),
+            highs: Vec::with_capacity(capacity + capacity / 64 + 1),
             raw: Vec::with_capacity(4 * capacity),
             contents: Box::new(Contents::new()),
             corrections: [None; Values::ALL.len()],
@@ -165,10 +168,10 @@ impl Estimator {
         }
         let tails = match measure {
             Measure::TopK => None,
-            Measure::MaxN => Some(selector),
+            Measure::MaxN => Some(&mut *selector),
         };
         self.survey.read(layout, residual, tails);
-        self.search(layout, residual, wanted, kinds)
+        self.search(selector, wanted, kinds)
     }
 
     /// What became of an order's body.
@@ -184,56 +187,69 @@ impl Estimator {
         *correction = Some(halfway.clamp(0.5, 2.0));
     }
 
-    fn search(
-        &mut self,
-        layout: &Layout,
-        residual: &[f32],
-        wanted: Wanted<'_>,
-        kinds: &[Values],
-    ) -> Fit {
+    fn search(&mut self, selector: &mut Selector, wanted: Wanted<'_>, kinds: &[Values]) -> Fit {
         let Wanted { measure, .. } = wanted;
         let budget = wanted.bytes as f64;
         let mut kind = kinds[0];
         let mut ratio = 1.0;
-        for of_list in kinds {
+        for (nth, of_list) in kinds.iter().enumerate() {
             kind = *of_list;
-            ratio = self.ratio(layout, residual, measure.selection(wanted.most), kind);
+            self.fill(measure.selection(wanted.most), kind);
+            if nth + 1 < kinds.len() && self.contents.raw_bytes > budget {
+                continue;
+            }
+            ratio = self.ratio(selector, measure.selection(wanted.most), kind);
             if self.packet_bytes(kind, ratio) <= budget {
                 return self.found(measure.selection(wanted.most), kind, ratio);
             }
         }
-        let mut best = wanted.least;
-        let mut fits = (measure.level(best), 0.0);
-        fits.1 = self.ratio(layout, residual, measure.selection(best), kind);
+        let mut fits = (measure.level(wanted.least), 0.0);
+        fits.1 = self.ratio(selector, measure.selection(wanted.least), kind);
         let mut too_much = (measure.level(wanted.most), ratio);
-        let mut fit = self.found(measure.selection(best), kind, fits.1);
-        if fit.bytes > wanted.bytes {
-            return fit;
-        }
+        let mut fit = self.found(measure.selection(wanted.least), kind, fits.1);
+        let (mut aim, mut lower) = (budget, 1.0);
         for _ in 0..ROUNDS {
-            // Between amounts whose ratios are known, ratios change evenly.
-            let (mut below, mut above) = (fits.0, too_much.0);
-            for _ in 0..HALVINGS {
-                let middle = 0.5 * (below + above);
-                let share = (middle - fits.0) / (too_much.0 - fits.0);
-                self.fill(measure.selection(measure.amount(middle)), kind);
-                if self.packet_bytes(kind, fits.1 + share * (too_much.1 - fits.1)) <= budget {
-                    below = middle;
-                } else {
-                    above = middle;
-                }
+            if fit.bytes as f64 >= budget * CLOSE {
+                break;
             }
-            let amount = measure.amount(below).clamp(wanted.least, wanted.most);
-            let ratio = self.ratio(layout, residual, measure.selection(amount), kind);
-            if self.packet_bytes(kind, ratio) <= budget * (1.0 + OVER) {
-                best = amount;
-                fits = (below, ratio);
-                fit = self.found(measure.selection(best), kind, ratio);
+            let level = self.level_within(measure, kind, aim, fits, too_much);
+            let amount = measure.amount(level).clamp(wanted.least, wanted.most);
+            let ratio = self.ratio(selector, measure.selection(amount), kind);
+            let bytes = self.packet_bytes(kind, ratio);
+            if bytes <= budget {
+                fits = (level, ratio);
+                fit = self.found(measure.selection(amount), kind, ratio);
             } else {
-                too_much = (below, ratio);
+                too_much = (level, ratio);
+                // Further each time: where a variable goes whole, many levels take the same bytes.
+                aim *= (budget / bytes).powf(lower);
+                lower *= 2.0;
             }
         }
         fit
+    }
+
+    /// The largest level whose packet fits `aim`, if ratios change evenly between two levels where they are known.
+    fn level_within(
+        &mut self,
+        measure: Measure,
+        kind: Values,
+        aim: f64,
+        fits: (f64, f64),
+        too_much: (f64, f64),
+    ) -> f64 {
+        let (mut below, mut above) = (fits.0, too_much.0);
+        for _ in 0..HALVINGS {
+            let middle = 0.5 * (below + above);
+            let share = (middle - fits.0) / (too_much.0 - fits.0);
+            self.fill(measure.selection(measure.amount(middle)), kind);
+            if self.packet_bytes(kind, fits.1 + share * (too_much.1 - fits.1)) <= aim {
+                below = middle;
+            } else {
+                above = middle;
+            }
+        }
+        below
     }
 
     fn packet_bytes(&self, kind: Values, ratio: f64) -> f64 {
@@ -275,13 +291,7 @@ impl Estimator {
     }
 
     /// [`Self::fill`], and to what the body shrinks, from the bytes of a sample.
-    fn ratio(
-        &mut self,
-        layout: &Layout,
-        residual: &[f32],
-        selection: Selection,
-        kind: Values,
-    ) -> f64 {
+    fn ratio(&mut self, selector: &mut Selector, selection: Selection, kind: Values) -> f64 {
         self.fill(selection, kind);
         self.values.clear();
         self.highs.clear();
@@ -290,7 +300,7 @@ impl Estimator {
         let variables = self.survey.variables();
         let coarsest = variables.iter().fold(1.0, |most: f64, v| most.max(v.scale));
         let enough = (total / coarsest).clamp(*SAMPLE.start(), *SAMPLE.end());
-        for (variable, range) in variables.iter().zip(layout.ranges()) {
+        for variable in variables {
             let n = n_sent(&self.survey, variable, selection, kind);
             let least = if n >= variable.length as f64 {
                 0
@@ -300,13 +310,18 @@ impl Estimator {
                     _ => self.survey.magnitude_of(variable, n).max(1),
                 }
             };
+            let sampled = self.survey.sampled(variable);
             // Of each variable the same share of what is sent of it.
             let every = (total / enough / variable.scale).max(1.0) as usize;
-            let entries = &residual[range];
-            for run in sample::runs(entries.len()).step_by(every) {
-                let run = entries[run].iter();
+            if every == 1 && least > 0 {
                 self.values
-                    .extend(run.filter(|value| sample::magnitude(**value) >= least));
+                    .extend_from_slice(selector.collected(sampled, least));
+                continue;
+            }
+            for piece in sampled.chunks(PIECE).step_by(every) {
+                let piece = piece.iter();
+                self.values
+                    .extend(piece.filter(|value| sample::magnitude(**value) >= least));
             }
         }
         // Not finite: whatever is said of it, packing will refuse it.
@@ -324,15 +339,17 @@ fn n_sent(survey: &Survey, variable: &Surveyed, selection: Selection, kind: Valu
     if nonzero == 0.0 {
         return 0.0;
     }
-    let n = match selection {
-        Selection::TopK { fraction } => n_of(fraction, variable.length) as f64,
+    // What is only estimated may turn out to go whole, which takes more bytes at once.
+    let (n, margin) = match selection {
+        Selection::TopK { fraction } => (n_of(fraction, variable.length) as f64, 1.0),
         Selection::MaxN { n } => {
-            survey.n_at_least(variable, max_n_threshold(n, variable.largest).max(1))
+            let least = max_n_threshold(n, variable.largest).max(1);
+            (survey.n_at_least(variable, least), MARGIN)
         }
-        _ => nonzero,
+        _ => (nonzero, 1.0),
     };
     let n = n.min(nonzero).max(1.0);
-    if kind.is_dense(n as usize, variable.length) {
+    if kind.is_dense((n * margin) as usize, variable.length) {
         variable.length as f64
     } else {
         n

@@ -40,14 +40,18 @@ pub(super) fn all_finite(values: &[f32]) -> bool {
     signs >> 31 == 0
 }
 
-/// Short runs from all over a variable: a sixteenth of it, 4,096 to 65,536 entries, or all of a short one. One run lies
-/// somewhere, by a fixed sequence of pseudo-random numbers, in each of equally long pieces: no pattern of the variable
+/// Short runs from all over a variable: one of `one_of` entries, 4,096 to `most` entries, or all of a short variable. One run
+/// lies somewhere, by a fixed sequence of pseudo-random numbers, in each of equally long pieces: no pattern of the variable
 /// (rows, channels) can hide from it, and the same variable gives the same sample.
-pub(super) fn runs(length: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn runs(
+    length: usize,
+    one_of: usize,
+    most: usize,
+) -> impl Iterator<Item = Range<usize>> {
     let (piece, n) = if length <= WHOLE {
         (RUN, length.div_ceil(RUN))
     } else {
-        let n = (length / 16).clamp(WHOLE, 1 << 16) / RUN;
+        let n = (length / one_of).clamp(WHOLE, most) / RUN;
         (length / n, n)
     };
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -62,7 +66,7 @@ pub(super) fn runs(length: usize) -> impl Iterator<Item = Range<usize>> {
 
 /// The share of nonzero entries, 0 to 1: of a sample where the variable is long.
 pub(super) fn nonzero_frac(variable: &[f32]) -> f64 {
-    let (nonzero, n) = runs(variable.len()).fold((0, 0), |(nonzero, n), run| {
+    let (nonzero, n) = runs(variable.len(), 16, 1 << 15).fold((0, 0), |(nonzero, n), run| {
         let run = &variable[run];
         let more = run.iter().filter(|value| **value != 0.0).count();
         (nonzero + more, n + run.len())
@@ -130,7 +134,7 @@ mod tests {
         fn runs_ascend_within_the_variable(length in prop_oneof![1usize..5000, 5000usize..3_000_000]) {
             let mut end = 0;
             let mut n = 0;
-            for run in runs(length) {
+            for run in runs(length, 16, 1 << 16) {
                 prop_assert!(run.start >= end && run.end <= length && !run.is_empty());
                 end = run.end;
                 n += run.len();

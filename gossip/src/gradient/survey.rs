@@ -1,9 +1,9 @@
 //! How many entries of each variable reach a magnitude: read from a sample, so that a budget can be fitted without packing.
 //!
 //! Per variable a staircase of *knots* (magnitude, how many entries are at least as large), each some 5 % more entries than the one
-//! before. Variables of up to 4,096 entries are read whole, of longer ones a sixteenth or less. Max N cuts relative to the
-//! largest entry and often far out in the tail, where a sample knows little: for it, one pass collects the largest 1.5 % of
-//! a long variable, and these are counted exactly.
+//! before. Variables of up to 4,096 entries are read whole, of longer ones a fourth or less. Max N cuts relative to the
+//! largest entry and often far out in the tail, where a sample knows little: for it, the sample is larger, and one pass
+//! collects the largest few percent of a long variable, which are counted exactly.
 
 use super::{
     layout::Layout,
@@ -18,8 +18,22 @@ const BINS: usize = 1 << (31 - BIN_SHIFT);
 /// How many more entries a knot has than the one before.
 const STEP: f64 = 1.05;
 
-/// One of this many entries is in the tail that Max N counts exactly.
-const TAIL: usize = 64;
+/// As many sampled entries, at most a sixteenth of them, reach into the tail that Max N counts exactly: below it, counts
+/// from the sample are good to 2 %.
+const TAIL: usize = 2048;
+
+/// One of how many entries is sampled, and how many of a variable at most.
+const SAMPLE: (usize, usize) = (4, 1 << 16);
+
+/// The same where counts decide what is sent: for Max N.
+const EXACT_SAMPLE: (usize, usize) = (4, 1 << 17);
+
+/// The most entries that a survey samples.
+pub(super) fn capacity(layout: &Layout) -> usize {
+    let of =
+        |length: usize| length.min((length / EXACT_SAMPLE.0).clamp(sample::WHOLE, EXACT_SAMPLE.1));
+    layout.ranges().map(|range| of(range.len())).sum()
+}
 
 /// So many entries have at least this magnitude.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +46,8 @@ struct Knot {
 #[derive(Debug)]
 pub(super) struct Survey {
     knots: Vec<Knot>,
+    /// The sampled entries, variable by variable.
+    sampled: Vec<f32>,
     variables: Vec<Surveyed>,
     histogram: Vec<u32>,
 }
@@ -46,6 +62,8 @@ pub(super) struct Surveyed {
     pub(super) scale: f64,
     first_knot: usize,
     n_knots: usize,
+    first_sampled: usize,
+    n_sampled: usize,
 }
 
 impl Survey {
@@ -54,6 +72,7 @@ impl Survey {
         Self {
             // Address space, resident as far as it is used.
             knots: Vec::with_capacity(layout.ranges().map(|range| n_knots(range.len())).sum()),
+            sampled: Vec::with_capacity(capacity(layout)),
             variables: Vec::with_capacity(layout.n_variables()),
             histogram: vec![0; BINS],
         }
@@ -67,6 +86,7 @@ impl Survey {
         mut tails: Option<&mut Selector>,
     ) {
         self.knots.clear();
+        self.sampled.clear();
         self.variables.clear();
         for range in layout.ranges() {
             self.read_variable(&residual[range], tails.as_deref_mut());
@@ -79,25 +99,30 @@ impl Survey {
 
     fn read_variable(&mut self, variable: &[f32], tails: Option<&mut Selector>) {
         let length = variable.len();
-        let (mut largest, mut least, mut n_sampled) = (0, INFINITE, 0);
-        for run in sample::runs(length) {
-            let run = &variable[run];
-            n_sampled += run.len();
-            for value in run {
-                let magnitude = magnitude(*value).min(INFINITE);
-                if magnitude != 0 {
-                    self.histogram[(magnitude >> BIN_SHIFT) as usize] += 1;
-                    largest = largest.max(magnitude);
-                    least = least.min(magnitude);
-                }
-            }
+        let (one_of, most) = if tails.is_some() {
+            EXACT_SAMPLE
+        } else {
+            SAMPLE
+        };
+        let first_sampled = self.sampled.len();
+        for run in sample::runs(length, one_of, most) {
+            self.sampled.extend_from_slice(&variable[run]);
         }
+        let sampled = &self.sampled[first_sampled..];
+        let n_sampled = sampled.len();
+        let n_zeros = sampled.iter().filter(|value| **value == 0.0).count();
+        let mut largest = sample::largest(sampled).min(INFINITE);
+        for value in sampled {
+            self.histogram[(magnitude(*value).min(INFINITE) >> BIN_SHIFT) as usize] += 1;
+        }
+        self.histogram[0] -= n_zeros as u32;
         let scale = length as f64 / n_sampled.max(1) as f64;
-        let (bottom, mut top) = (least >> BIN_SHIFT, largest >> BIN_SHIFT);
+        let mut top = largest >> BIN_SHIFT;
+        let bottom = self.lowest(top, n_sampled - n_zeros);
         let first_knot = self.knots.len();
         let mut above = 0.0;
         if let Some(selector) = tails.filter(|_| length > sample::WHOLE && largest > 0) {
-            let mut rank = n_sampled / TAIL;
+            let mut rank = TAIL.min(n_sampled / 16);
             let mut cut = top;
             while cut > bottom && rank > self.histogram[cut as usize] as usize {
                 rank -= self.histogram[cut as usize] as usize;
@@ -125,7 +150,20 @@ impl Survey {
             scale,
             first_knot,
             n_knots: self.knots.len() - first_knot,
+            first_sampled,
+            n_sampled,
         });
+    }
+
+    /// The bin of the least of `n` magnitudes, none of them above `top`.
+    fn lowest(&self, top: u32, mut n: usize) -> u32 {
+        for bin in (0..=top).rev() {
+            n = n.saturating_sub(self.histogram[bin as usize] as usize);
+            if n == 0 {
+                return bin;
+            }
+        }
+        0
     }
 
     /// Makes knots of the bins from `top` down to `bottom` and clears them; `above` entries lie in those before.
@@ -159,6 +197,11 @@ impl Survey {
             }
         }
         above
+    }
+
+    /// The entries of a variable that were sampled.
+    pub(super) fn sampled(&self, variable: &Surveyed) -> &[f32] {
+        &self.sampled[variable.first_sampled..][..variable.n_sampled]
     }
 
     fn knots_of(&self, variable: &Surveyed) -> &[Knot] {
