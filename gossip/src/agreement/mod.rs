@@ -294,6 +294,11 @@ impl Agreement {
         self.view.as_ref()
     }
 
+    /// This peer.
+    pub fn me(&self) -> PeerId {
+        self.me
+    }
+
     /// The lowest member alive, who acts for all.
     pub fn steward(&self) -> PeerId {
         self.steward

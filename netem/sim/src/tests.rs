@@ -123,10 +123,10 @@ fn unequal_peers_train_by_their_shares_and_close_with_one_model() {
         }
         assert!(
             (0..3).all(|rank| count(&record, rank, "closed") == 1),
-            "{mode}"
+            "{waiting}"
         );
         let loss = last(&record, 0, "evaluated", "val_loss").unwrap_or(1.0);
-        assert!(loss < 0.05, "{mode}: {loss}");
+        assert!(loss < 0.05, "{waiting}: {loss}");
     }
 }
 

@@ -146,8 +146,12 @@ pub(super) fn status(status: &Status) -> String {
     } else {
         status.listening.join("\n           ")
     };
+    let mut running = String::new();
+    for job in status.jobs.iter().filter(|job| !job.phase.is_final()) {
+        running += &links(job);
+    }
     format!(
-        "peer       {}\nmesh       {}\nversion    {}\nlistening  {listening}\nup for     {}\njoin with  {}\n\n{}",
+        "peer       {}\nmesh       {}\nversion    {}\nlistening  {listening}\nup for     {}\njoin with  {}\n\n{}{running}",
         status.peer,
         status.mesh,
         status.version,
@@ -155,6 +159,70 @@ pub(super) fn status(status: &Status) -> String {
         status.join_line,
         jobs(&status.jobs),
     )
+}
+
+/// What a running job's links carry, and who does how much of it.
+fn links(job: &JobStatus) -> String {
+    let mut text = String::new();
+    if !job.links.is_empty() {
+        let mut rows = vec![row([
+            "LINK", "RATE", "RTT", "QUEUED", "N", "BITS", "PER STEP", "UNTOLD", "AHEAD",
+        ])];
+        rows.extend(job.links.iter().map(|link| {
+            vec![
+                link.peer.0.short(),
+                link.bytes_per_s
+                    .map_or_else(|| "-".into(), |rate| format!("{}/s", bytes(rate as u64))),
+                link.round_trip_ms
+                    .map_or_else(|| "-".into(), |ms| format!("{ms:.0} ms")),
+                format!("{:.0} ms", link.queueing_ms),
+                format!("{:.2} %", link.n_percent),
+                link.bits.to_string(),
+                bytes(link.bytes_per_step as u64),
+                format!("{} steps", link.steps_untold),
+                format!("{} steps", link.steps_ahead),
+            ]
+        }));
+        text += &format!(
+            "\n\nlinks of {} {}\n{}",
+            job.name,
+            job.id.0.short(),
+            table(&rows)
+        );
+    }
+    let global: u64 = job
+        .contributions
+        .iter()
+        .map(|peer| u64::from(peer.batch))
+        .sum();
+    if global > 0 {
+        let mut rows = vec![row(["PEER", "BATCH", "SHARE", "COMMITS", "WAITED", "SENT"])];
+        rows.extend(job.contributions.iter().map(|peer| {
+            vec![
+                peer.peer.0.short(),
+                peer.batch.to_string(),
+                format!("{:.0} %", 100.0 * f64::from(peer.batch) / global as f64),
+                peer.commits.to_string(),
+                seconds(peer.seconds_waiting),
+                bytes(peer.bytes_out),
+            ]
+        }));
+        text += &format!("\n\n{}", table(&rows));
+    }
+    for lessons in job
+        .lessons
+        .iter()
+        .filter(|lessons| lessons.rejected + lessons.failed > 0)
+    {
+        text += &format!(
+            "\nreplicas of {}: {} taken over, {} no better, {} not fetched",
+            lessons.peer.0.short(),
+            lessons.merged,
+            lessons.rejected,
+            lessons.failed
+        );
+    }
+    text
 }
 
 /// What came of a job: its end, its model, and who contributed what.

@@ -20,7 +20,8 @@ pub use client::{Client, ClientError};
 pub use protocol::{ErrorCode, Failure, Request, RequestError, Response};
 pub use server::{Incoming, Reply, Server};
 pub use status::{
-    Best, Contribution, Hex, JobStatus, NodeFacts, PeerState, PeerStatus, Phase, Status,
+    Best, Contribution, Hex, JobStatus, Lessons, LinkStatus, NodeFacts, PeerState, PeerStatus,
+    Phase, Status,
 };
 
 #[cfg(test)]

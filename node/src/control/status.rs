@@ -229,6 +229,55 @@ pub struct JobStatus {
     pub contributions: Vec<Contribution>,
     /// Updates refused because they held NaN, infinities or nonsense.
     pub refused_updates: u64,
+    /// The links over which this peer sends updates.
+    #[serde(default)]
+    pub links: Vec<LinkStatus>,
+    /// Median distance of a replica to the others over the norm of the parameters; none before it is known.
+    #[serde(default)]
+    pub drift_frac: Option<f64>,
+    /// What this peer learnt from the replicas of others.
+    #[serde(default)]
+    pub lessons: Vec<Lessons>,
+}
+
+/// One link of a job, as the peer that sends on it sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LinkStatus {
+    /// The peer at the other end.
+    pub peer: Hex<PeerId>,
+    /// What the link carries, bytes per second.
+    pub bytes_per_s: Option<f64>,
+    /// From sending an update to hearing that it was applied, milliseconds.
+    pub round_trip_ms: Option<f64>,
+    /// How long the last updates stood in a queue, milliseconds.
+    pub queueing_ms: f64,
+    /// Share of the gradient's values in the last update, in percent; with Max N the paper's N.
+    pub n_percent: f64,
+    /// Bits per value in it, indices left out.
+    pub bits: u8,
+    /// Bytes of it over the steps in it.
+    pub bytes_per_step: f64,
+    /// Steps of this peer that the other has not been told of.
+    pub steps_untold: u32,
+    /// Steps that this peer is ahead of what it heard of the other; below 0 behind.
+    pub steps_ahead: i64,
+    /// Updates that were due and that the link could not take.
+    pub held_back: u64,
+    /// Updates of the other that were refused.
+    pub refused: u64,
+}
+
+/// What came of the replicas of one other peer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Lessons {
+    /// The peer.
+    pub peer: Hex<PeerId>,
+    /// Replicas that this peer moved towards.
+    pub merged: u64,
+    /// Replicas that were no better than its own.
+    pub rejected: u64,
+    /// Replicas that could not be fetched.
+    pub failed: u64,
 }
 
 /// The best model of a job.
@@ -261,6 +310,9 @@ pub struct Contribution {
     pub seconds_waiting: f64,
     /// Its samples per step.
     pub batch: u32,
+    /// Times that it handed its updates on.
+    #[serde(default)]
+    pub commits: u64,
 }
 
 /// What a running node knows that `doctor` cannot see from outside.
@@ -325,8 +377,24 @@ pub(crate) mod tests {
                 compression: Some(80.0),
                 seconds_waiting: 0.5,
                 batch: 32,
+                commits: 2,
             }],
             refused_updates: 0,
+            links: vec![LinkStatus {
+                peer: PeerId([2; 32]).into(),
+                bytes_per_s: Some(2.5e6),
+                round_trip_ms: Some(12.0),
+                queueing_ms: 1.0,
+                n_percent: 1.0,
+                bits: 16,
+                bytes_per_step: 900.0,
+                steps_untold: 3,
+                steps_ahead: -2,
+                held_back: 1,
+                refused: 0,
+            }],
+            drift_frac: None,
+            lessons: Vec::new(),
         }
     }
 

@@ -5,6 +5,7 @@
 //! bounds here are also what protects a peer from a job of a stranger.
 
 use serde::{Deserialize, Serialize};
+use skein_gossip::agreement;
 use skein_model::config::{DataConfig, ModelConfig, OptimiserConfig};
 
 use super::document::Document;
@@ -181,6 +182,16 @@ impl JobFile {
         };
         check::job(&job, &document)?;
         Ok(job)
+    }
+}
+
+impl JobFile {
+    /// What the agreement of this job's peers takes from it.
+    pub fn agreement(&self) -> agreement::Config {
+        agreement::Config {
+            batching: self.strategy.batching.config(),
+            ..agreement::Config::new(self.start.peers as usize, self.train.batch)
+        }
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::file::{Every, ExchangeMode, MAX_JOB_BYTES, ValueFormat};
+use super::file::{Every, MAX_JOB_BYTES};
+use super::strategy::{BatchingKind, Commit, Exchange, Method, Select, ValueFormat, Waiting};
 use super::*;
 
 const SMALLEST: &str = "[model]\nkind = 'cnn'\n[stop]\nsteps = 5\n";
@@ -22,10 +23,15 @@ fn the_smallest_job_gets_the_documented_defaults() {
         ),
         ("job", 1, 32, 1)
     );
-    assert_eq!(job.exchange.mode, ExchangeMode::Async);
-    assert_eq!(job.exchange.values, ValueFormat::F16);
-    assert_eq!((job.exchange.fraction, job.exchange.level), (0.01, 1));
-    assert_eq!((job.evaluate.every, job.evaluate.samples), (50, 2000));
+    let exchange = job.strategy.exchange;
+    assert_eq!(exchange, Exchange::like(Method::Skein));
+    assert_eq!(
+        (exchange.waiting, exchange.values),
+        (Waiting::Never, ValueFormat::Auto)
+    );
+    assert_eq!((exchange.most, exchange.level), (0.01, 1));
+    assert_eq!(job.strategy.batching.kind, BatchingKind::Weighted);
+    assert_eq!((job.evaluate.every, job.evaluate.samples), (None, 2000));
     assert_eq!(
         (job.checkpoint.every, job.checkpoint.keep),
         (Every::Time(Duration::from_secs(30)), 3)
@@ -42,7 +48,11 @@ fn every_key_can_be_set_and_shown_as_json() {
          [train]\nbatch = 64\noptimiser = { kind = 'adamw', lr = 1e-3 }\n\
          [stop]\naccuracy = 0.9\nloss = 0.1\nsteps = 10\nepochs = 2\nseconds = 60\n\
          [start]\npeers = 2\n\
-         [exchange]\nmode = 'sync'\nfraction = 1\nvalues = 'f32'\nlevel = 3\n\
+         [strategy.exchange]\nlike = 'local-sgd'\nwaiting = 'all'\nselect = 'top-k'\nmost = 0.5\nleast = 0.1\n\
+         threshold = 0.02\nvalues = 'int8'\ncommit = { steps = 8 }\nlocal = 'full'\n\
+         outer = { lr = 0.7, momentum = 0.9 }\nlevel = 3\n\
+         [strategy.batching]\nkind = 'equal'\nglobal = 512\ngrowth = true\n\
+         [strategy.knowledge]\nevery = 10\nweight = 0.5\ngated = false\nrefresh = false\n\
          [evaluate]\nevery = 10\nsamples = 100\n\
          [checkpoint]\nsteps = 500\nkeep = 5\n",
     )
@@ -51,14 +61,25 @@ fn every_key_can_be_set_and_shown_as_json() {
         (job.train.batch, job.stop.epochs, job.stop.seconds),
         (64, Some(2.0), Some(60.0))
     );
+    let exchange = job.strategy.exchange;
     assert_eq!(
         (
-            job.exchange.mode,
-            job.exchange.fraction,
-            job.exchange.values
+            exchange.waiting,
+            exchange.select,
+            exchange.most,
+            exchange.values,
+            exchange.commit
         ),
-        (ExchangeMode::Sync, 1.0, ValueFormat::F32)
+        (
+            Waiting::All,
+            Select::TopK,
+            0.5,
+            ValueFormat::Int8,
+            Commit::Steps(8)
+        )
     );
+    assert_eq!(job.strategy.batching.global, Some(512));
+    assert_eq!(job.strategy.knowledge.weight, 0.5);
     assert_eq!(
         (job.checkpoint.every, job.checkpoint.keep),
         (Every::Steps(500), 5)
@@ -162,10 +183,10 @@ fn unknown_keys_are_named_with_the_nearest_known() {
         "did you mean `accuracy`",
     );
     check_line(
-        "exchange",
+        "strategy.exchange",
         "ratio = 0.1",
-        "exchange.ratio",
-        "use one of mode, fraction",
+        "strategy.exchange.ratio",
+        "use one of like, waiting",
     );
     check_line(
         "checkpoint",
@@ -289,32 +310,53 @@ fn impossible_values_are_named_with_what_to_write() {
     check_line("stop", "seconds = 0", "stop.seconds", "above 0");
     check_line("stop", "epochs = 'two'", "stop.epochs", "such as 0.5");
     check_line("start", "peers = 0", "start.peers", "1 to 1024");
+    for (lines, key, words) in [
+        ("most = 0", "most", "above 0 and at most 1"),
+        ("most = 1.01", "most", "above 0 and at most 1"),
+        ("least = 0.5", "least", "at most that of `most`"),
+        ("threshold = 0", "threshold", "such as 0.01"),
+        ("waiting = 'nevr'", "waiting", "did you mean `never`"),
+        ("like = 'gaya'", "like", "did you mean `gaia`"),
+        ("values = 'f64'", "values", "is not a choice"),
+        ("level = 30", "level", "1 (fast) to 19"),
+        ("commit = { steps = 0 }", "commit", "{ steps = 1 }"),
+        (
+            "waiting = 'all'\ncommit = 'search'",
+            "commit",
+            "waiting = \"never\"",
+        ),
+        ("commit = { adacomm = 9 }", "commit", "waiting = \"all\""),
+        (
+            "outer = { lr = 1, momentum = 0 }",
+            "outer",
+            "nobody else makes an outer step",
+        ),
+    ] {
+        check_line(
+            "strategy.exchange",
+            lines,
+            &format!("strategy.exchange.{key}"),
+            words,
+        );
+    }
     check_line(
-        "exchange",
-        "fraction = 0",
-        "exchange.fraction",
-        "above 0 and at most 1",
+        "strategy.batching",
+        "global = 0",
+        "strategy.batching.global",
+        "1 to 1073741824",
     );
     check_line(
-        "exchange",
-        "fraction = 1.01",
-        "exchange.fraction",
-        "above 0 and at most 1",
+        "strategy.knowledge",
+        "every = 0.5",
+        "strategy.knowledge.every",
+        "0 for never",
     );
     check_line(
-        "exchange",
-        "mode = 'asnyc'",
-        "exchange.mode",
-        "did you mean `async`",
+        "strategy.knowledge",
+        "weight = 2",
+        "strategy.knowledge.weight",
+        "such as 0.75",
     );
-    check_line(
-        "exchange",
-        "values = 'f64'",
-        "exchange.values",
-        "is not a choice",
-    );
-    check_line("exchange", "level = 30", "exchange.level", "1 (fast) to 19");
-    check_line("exchange", "every = 0", "exchange.every", "1 to 1000");
     check_line("evaluate", "every = 0", "evaluate.every", "such as 50");
     check_line(
         "evaluate",
@@ -438,7 +480,7 @@ const KEYS: [&str; 22] = [
     "[train]",
     "[train.optimiser]",
     "[stop]",
-    "[exchange]",
+    "[strategy.exchange]",
     "[checkpoint]",
     "[[model]]",
     "kind",
@@ -452,7 +494,7 @@ const KEYS: [&str; 22] = [
     "every",
     "model.kind",
     "steps",
-    "fraction",
+    "most",
     "\"a.b\"",
 ];
 

@@ -9,12 +9,15 @@ mod ending;
 mod fetching;
 mod learning;
 mod outputs;
+mod handover;
+mod looking;
+mod saving;
 mod training;
 
 use std::sync::Arc;
 
 use serde_json::Value;
-use skein_gossip::agreement::{Agreement, Config, Input};
+use skein_gossip::agreement::{Agreement, Input};
 use skein_gossip::batching::power::Power;
 use skein_gossip::exchange::Exchange;
 use skein_gossip::gradient::layout::Layout;
@@ -24,7 +27,6 @@ use skein_gossip::message::{Decision, Message as Gossip, Pace};
 use skein_gossip::time::Tick;
 use skein_gossip::view::{Contribution, Holding};
 use skein_node::job::JobFile;
-use skein_node::run::driver::guide_config;
 use skein_node::run::journal::Entry;
 
 use super::learner::{Learner, State};
@@ -153,12 +155,8 @@ impl Peer {
         let layout = Layout::new(&learner.lengths()).map_err(|error| error.to_string())?;
         let exchange = Exchange::new(job.id, id, strategy.exchange.config(), &layout)
             .map_err(|error| error.to_string())?;
-        let settings = Config {
-            batching: strategy.batching.config(),
-            ..Config::new(file.start.peers as usize, file.train.batch)
-        };
         let rate = learner.learning_rate();
-        let guide = Guide::new(guide_config(file), id, file.seed, tick(now));
+        let guide = Guide::new(strategy.guide(), id, file.seed, tick(now));
         let mut step = 0;
         if let Some(disk) = &disk {
             learner.load(&disk.state)?;
@@ -166,7 +164,7 @@ impl Peer {
         }
         let mut peer = Self {
             id,
-            agreement: Agreement::new(settings, id, instance, tick(now)),
+            agreement: Agreement::new(file.agreement(), id, instance, tick(now)),
             exchange,
             trainer: Trainer::new(now, step, layout.n_values(), &strategy.exchange, rate),
             guide,

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use skein_gossip::agreement::Input;
-use skein_gossip::exchange::Gradient;
 use skein_gossip::exchange::local::Local;
 use skein_gossip::ids::PeerId;
 use skein_gossip::pacing::adacomm::AdaComm;
@@ -13,13 +12,12 @@ use skein_gossip::pacing::outer::Outer;
 use skein_gossip::pacing::rhythm::Commits;
 use skein_gossip::view::Contribution;
 use skein_model::train::Evaluation;
-use skein_node::job::Every;
 use skein_node::job::strategy::Exchange;
 use skein_node::run::journal::{self, Entry};
 use skein_node::run::trainer::{FIRST_LOOK, LOOK_ONE_IN, Share};
 
 use super::fetching::Answer;
-use super::{Disk, Peer, Work, tick};
+use super::{Peer, Work, tick};
 use crate::learner::State;
 use skein_netem::link::Nanos;
 
@@ -29,7 +27,7 @@ const LOSS_WEIGHT: f32 = 0.1;
 const LINKS_EVERY: Nanos = 1_000_000_000;
 
 #[derive(Debug)]
-enum Doing {
+pub(super) enum Doing {
     Nothing,
     /// In forward and backward since then.
     Stepping(Nanos),
@@ -71,36 +69,36 @@ pub(super) struct Trainer {
     pub(super) limit: u64,
     pub(super) commits: Commits,
     pub(super) local: Local,
-    adacomm: Option<AdaComm>,
+    pub(super) adacomm: Option<AdaComm>,
     pub(super) copies: Vec<(u64, PeerId)>,
     pub(super) best_look: Option<(Evaluation, u64, State)>,
     /// Core microseconds of the coder that the next step pays for.
     pub(super) owed_us: f64,
     pub(super) train_loss: Option<f32>,
-    is_training: bool,
-    doing: Doing,
-    gradient: Vec<f32>,
+    pub(super) is_training: bool,
+    pub(super) doing: Doing,
+    pub(super) gradient: Vec<f32>,
     /// Steps of the optimiser so far in this step, their losses, samples and time.
-    round: Round,
-    handed: Vec<f32>,
-    merged: Vec<f32>,
-    boundary: Vec<AtBoundary>,
-    links_written: Nanos,
+    pub(super) round: Round,
+    pub(super) handed: Vec<f32>,
+    pub(super) merged: Vec<f32>,
+    pub(super) boundary: Vec<AtBoundary>,
+    pub(super) links_written: Nanos,
     /// When the last look ended, and what it took.
-    looked: Option<(Nanos, Nanos)>,
-    base_rate: f64,
+    pub(super) looked: Option<(Nanos, Nanos)>,
+    pub(super) base_rate: f64,
 }
 
 /// One step: of the optimiser, or a round of several where all wait for changes.
 #[derive(Clone, Copy, Debug, Default)]
-struct Round {
-    n: u32,
-    losses: f32,
-    samples: u64,
-    computing: Nanos,
-    waiting: Nanos,
+pub(super) struct Round {
+    pub(super) n: u32,
+    pub(super) losses: f32,
+    pub(super) samples: u64,
+    pub(super) computing: Nanos,
+    pub(super) waiting: Nanos,
     /// Samples of the optimiser's step under way.
-    batch: u32,
+    pub(super) batch: u32,
 }
 
 impl Trainer {
@@ -141,11 +139,11 @@ impl Trainer {
 }
 
 impl Peer {
-    fn is_synchronous(&self) -> bool {
+    pub(super) fn is_synchronous(&self) -> bool {
         self.job.file.strategy.exchange.is_synchronous()
     }
 
-    fn makes_rounds(&self) -> bool {
+    pub(super) fn makes_rounds(&self) -> bool {
         self.is_synchronous() && self.trainer.local.is_full()
     }
 
@@ -162,7 +160,7 @@ impl Peer {
         self.trainer.share = Some(share);
     }
 
-    fn others(&self) -> usize {
+    pub(super) fn others(&self) -> usize {
         self.trainer.share.map_or(0, |share| share.others)
     }
 
@@ -196,7 +194,7 @@ impl Peer {
         }
     }
 
-    fn at_boundary(&mut self, now: Nanos) {
+    pub(super) fn at_boundary(&mut self, now: Nanos) {
         self.trainer.doing = Doing::Nothing;
         for what in std::mem::take(&mut self.trainer.boundary) {
             match what {
@@ -219,7 +217,7 @@ impl Peer {
         self.begin_step(now);
     }
 
-    fn begin_step(&mut self, now: Nanos) {
+    pub(super) fn begin_step(&mut self, now: Nanos) {
         if !self.trainer.is_training || !matches!(self.trainer.doing, Doing::Nothing) {
             return;
         }
@@ -302,116 +300,7 @@ impl Peer {
         self.finish_step(now);
     }
 
-    fn on_synchronous_step(&mut self, now: Nanos) {
-        if !self.trainer.is_training {
-            return self.at_boundary(now);
-        }
-        let rounds = self.makes_rounds();
-        let n_steps = match &self.trainer.adacomm {
-            Some(adacomm) => adacomm.tau(),
-            None if rounds => self.job.file.strategy.exchange.steps_per_commit(),
-            None => 1,
-        };
-        if rounds {
-            self.apply();
-            if self.trainer.round.n < n_steps {
-                self.trainer.doing = Doing::Nothing;
-                return self.begin_step(now);
-            }
-            let (trainer, parameters) = (&mut self.trainer, self.learner.parameters());
-            trainer.local.change(parameters, &mut trainer.handed);
-        } else {
-            let trainer = &mut self.trainer;
-            trainer.handed.clear();
-            trainer.handed.extend_from_slice(&trainer.gradient);
-        }
-        self.trainer.doing = Doing::Waiting(now);
-        let samples = self.trainer.round.samples;
-        self.hand_over(now, n_steps, samples);
-    }
-
-    fn hand_over(&mut self, now: Nanos, n_steps: u32, samples: u64) {
-        let weights = self.weights();
-        let gradient = Gradient {
-            step: self.trainer.step,
-            n_steps,
-            samples,
-            values: &self.trainer.handed,
-            weights: &weights,
-        };
-        if let Err(error) = self.exchange.gradient(tick(now), gradient) {
-            tracing::warn!(%error, "own gradient is not sent");
-        }
-        self.drain(now);
-    }
-
-    /// The parameters in the unit of what is handed over, where the exchange has to see them.
-    fn weights(&self) -> Vec<f32> {
-        if !self.job.file.strategy.exchange.needs_weights() {
-            return Vec::new();
-        }
-        let global = self
-            .trainer
-            .share
-            .map_or(1, |share| share.global_batch.max(1));
-        let unit = match self.trainer.local.is_full() {
-            true => 1.0,
-            false => global as f32 / self.learner.learning_rate() as f32,
-        };
-        let parameters = self.learner.parameters().iter();
-        parameters.map(|value| unit * value).collect()
-    }
-
-    /// Nobody waits: hands over what was summed up, when it is due.
-    fn commit_if_due(&mut self, now: Nanos) {
-        if self.others() == 0 {
-            self.trainer.local.forget();
-            return;
-        }
-        let n_steps = self.trainer.local.owed().n_steps;
-        if !self.trainer.commits.due(tick(now), n_steps) {
-            return;
-        }
-        let members = self.others() + 1;
-        let mut handed = std::mem::take(&mut self.trainer.handed);
-        let parameters = self.learner.parameters_mut();
-        let owed = self.trainer.local.commit(parameters, members, &mut handed);
-        self.trainer.handed = handed;
-        self.trainer.commits.made(tick(now));
-        self.hand_over(now, owed.n_steps, owed.samples);
-        let spent = std::mem::take(&mut self.coding_us);
-        let took = Duration::from_nanos(self.lasts(spent));
-        self.trainer.commits.cost(tick(now), took);
-    }
-
-    fn apply(&mut self) {
-        if let Err(reason) = self.learner.apply(&self.trainer.gradient) {
-            tracing::warn!(reason, "step left out");
-        }
-    }
-
-    /// Synchronous: the sum of a step is there.
-    pub(super) fn on_ready(&mut self, now: Nanos, step: u64) {
-        let Doing::Waiting(since) = self.trainer.doing else {
-            return;
-        };
-        let mut sum = std::mem::take(&mut self.trainer.gradient);
-        let took = self.exchange.take(&mut sum);
-        self.trainer.gradient = sum;
-        if !took || step != self.trainer.step {
-            return;
-        }
-        self.trainer.round.waiting += now - since;
-        if self.makes_rounds() {
-            let (trainer, parameters) = (&mut self.trainer, self.learner.parameters_mut());
-            trainer.local.adopt(parameters, &mut trainer.gradient);
-        } else {
-            self.apply();
-        }
-        self.finish_step(now);
-    }
-
-    fn finish_step(&mut self, now: Nanos) {
+    pub(super) fn finish_step(&mut self, now: Nanos) {
         self.trainer.doing = Doing::Finishing;
         let trainer = &mut self.trainer;
         let round = std::mem::take(&mut trainer.round);
@@ -475,61 +364,6 @@ impl Peer {
         }
     }
 
-    /// Looks at a part of the validation set.
-    fn look(&mut self, now: Nanos) {
-        let rows = self.job.file.evaluate.samples as usize;
-        let Ok(evaluation) = self.learner.evaluate(rows) else {
-            return self.at_boundary(now);
-        };
-        let best = self.trainer.best_look.as_ref();
-        if best.is_none_or(|(best, ..)| evaluation.accuracy > best.accuracy) {
-            let state = self.learner.state().weights();
-            self.trainer.best_look = Some((evaluation, self.trainer.step, state));
-        }
-        self.looking(evaluation);
-    }
-
-    fn looking(&mut self, evaluation: Evaluation) {
-        let takes = self.look_takes(evaluation.samples);
-        self.trainer.doing = Doing::Looking(evaluation, takes);
-        self.later(takes, Work::Looked);
-    }
-
-    pub(super) fn look_takes(&mut self, rows: usize) -> Nanos {
-        self.works(self.job.costs.us_per_look * rows as f64)
-    }
-
-    pub(super) fn on_looked(&mut self, now: Nanos) {
-        let Doing::Looking(evaluation, took) = self.trainer.doing else {
-            return;
-        };
-        self.trainer.looked = Some((now, took));
-        self.pace.held_out = Some(evaluation.loss as f32).filter(|loss| loss.is_finite());
-        let entry = Entry::Evaluated {
-            step: self.trainer.step,
-            val_accuracy: evaluation.accuracy,
-            val_loss: evaluation.loss.is_finite().then_some(evaluation.loss),
-            samples: evaluation.samples,
-            samples_mesh: self.agreement.mesh_samples(),
-        };
-        self.write(now, &entry);
-        let all = self.learner.validation_len();
-        let stop = self.job.file.stop;
-        match stop.target_met(evaluation.accuracy, evaluation.loss) {
-            Some(reason) if evaluation.samples >= all => {
-                self.input(now, Input::StopHolds(reason));
-            }
-            // A part says that the target is met: all of it decides.
-            Some(_) => {
-                if let Ok(whole) = self.learner.evaluate(all) {
-                    return self.looking(whole);
-                }
-            }
-            None => {}
-        }
-        self.at_boundary(now);
-    }
-
     pub(super) fn tell_progress(&mut self, now: Nanos) {
         let progress = Input::Progress {
             step: self.trainer.step,
@@ -581,59 +415,5 @@ impl Peer {
             };
             self.answer(to, answer);
         }
-    }
-
-    fn save_if_due(&mut self, now: Nanos) {
-        let (at, step) = self.saved;
-        let is_due = match self.job.file.checkpoint.every {
-            Every::Time(every) => u128::from(now - at) >= every.as_nanos(),
-            Every::Steps(every) => self.trainer.step >= step + every,
-        };
-        if is_due {
-            self.save(now);
-        }
-    }
-
-    pub(super) fn save(&mut self, now: Nanos) {
-        self.saved = (now, self.trainer.step);
-        self.disk = Some(Disk {
-            state: self.learner.state(),
-            step: self.trainer.step,
-            samples: self.agreement.mesh_samples(),
-        });
-        let step = self.trainer.step;
-        self.write(now, &Entry::Checkpoint { step });
-    }
-
-    fn restore(
-        &mut self,
-        now: Nanos,
-        state: &State,
-        (step, samples): (u64, u64),
-        from: PeerId,
-        began: Nanos,
-    ) {
-        let unmerged = std::mem::take(&mut self.unmerged);
-        let restored = match unmerged > 0 && !self.is_synchronous() {
-            true => self.put_together(now, state, samples, unmerged),
-            false => self.learner.load(state),
-        };
-        self.trainer.local.forget();
-        if let Err(reason) = restored {
-            self.write(now, &Entry::FetchFailed { reasons: &[reason] });
-            return self.retry_later();
-        }
-        self.trainer.step = step;
-        self.write(
-            now,
-            &Entry::Synced {
-                donors: vec![from.short()],
-                step,
-                bytes: state.bytes() as u64,
-                seconds: (now - began) as f64 / 1e9,
-            },
-        );
-        self.fetching = super::Fetching::Nothing;
-        self.input(now, Input::Synced { step });
     }
 }

@@ -34,6 +34,7 @@ impl Driver {
                 }
             }
         }
+        self.figures.learnt(&self.guide, self.pace.commits);
         self.input(Input::Pace(Box::new(self.pace.clone())));
     }
 

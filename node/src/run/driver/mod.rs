@@ -3,10 +3,15 @@
 //! It decides nothing itself: events go into [`Agreement`], and what comes out of it is carried out here. State copies,
 //! evaluation and disk work run elsewhere and report back as `Done`, so that beats are never late.
 
+mod events;
 mod fetching;
 mod learning;
 mod orders;
 mod training;
+
+pub(super) use events::Done;
+pub use events::Event;
+use events::{Fetching, Order};
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -14,30 +19,25 @@ use std::time::{Duration, Instant};
 
 use skein_gossip::agreement::{self, Agreement, Input};
 use skein_gossip::batching::power::Power;
-use skein_gossip::guide::{self, Guide};
+use skein_gossip::guide::Guide;
 use skein_gossip::ids::{Digest, JobId, PeerId};
-use skein_gossip::knowledge::drift;
-use skein_gossip::message::{Candidate, Decision, Message, Pace, StateRequest};
-use skein_gossip::pacing::search;
+use skein_gossip::message::{Candidate, Message, Pace};
 use skein_gossip::time::Tick;
-use skein_gossip::transfer::Fetch;
 use skein_gossip::wire::codec;
 use skein_model::snapshot::Snapshot;
-use skein_model::train::Evaluation;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 use super::blobs::Blobs;
+use super::coder;
 use super::folder::JobFolder;
 use super::journal::{Entry, Journal};
 use super::prepare::Prepared;
-use super::serve::{self, Question};
+use super::serve::{self};
 use super::status::Figures;
 use super::threads::{self, Threads};
-use super::trainer::{Command, Lesson};
-use super::{coder, fetch};
+use super::trainer::Command;
 use crate::control::JobStatus;
 use crate::job::JobFile;
-use crate::job::strategy::Commit;
 use crate::net::{Lane, Net};
 
 /// Events that wait for the driver of a job. A beat more or less does not matter: when it is full, beats are dropped.
@@ -64,64 +64,6 @@ pub struct JobContext {
     pub blobs: Blobs,
     /// Peers connected now.
     pub connected: Vec<PeerId>,
-}
-
-/// What the mesh tells the job.
-#[derive(Debug)]
-pub enum Event {
-    /// A peer is connected.
-    Connected(PeerId),
-    /// A peer is gone.
-    Disconnected(PeerId),
-    /// A control message of this job.
-    Message(PeerId, Message),
-    /// A peer asks for state.
-    State(StateRequest, oneshot::Sender<Vec<u8>>),
-    /// A user of this node asks for something.
-    Ask(Question),
-    /// End the job everywhere.
-    Stop(String),
-    /// This node leaves: say so, save, and stop.
-    Leave(oneshot::Sender<()>),
-}
-
-/// Slow work that has come back.
-#[derive(Debug)]
-pub(super) enum Done {
-    Prepared(Result<Box<Prepared>, String>),
-    Fetched(fetch::Try, Duration),
-    Restored {
-        step: u64,
-        donors: Vec<PeerId>,
-        bytes: u64,
-        took: Duration,
-        /// How much the own side of a healed partition counts in it; none: there was none.
-        outcome: Result<Option<f32>, String>,
-    },
-    Candidate(Result<(u64, Evaluation, Box<Snapshot>), String>),
-    Taught(PeerId, fetch::Try),
-    Learnt(PeerId, Result<Lesson, String>),
-    Saved(Result<u64, String>),
-}
-
-/// What is to be told, in this order. At most a few views and two credits per peer wait.
-enum Order {
-    Coder(coder::Input),
-    /// The trainer may begin: the coder knows where.
-    Train,
-}
-
-/// What is being fetched.
-enum Fetching {
-    Nothing,
-    Replica {
-        from_step: u64,
-        partial: Option<Fetch>,
-    },
-    Weights {
-        decision: Decision,
-        partial: Option<Fetch>,
-    },
 }
 
 pub(super) struct Driver {
@@ -163,9 +105,9 @@ pub(super) async fn run(
     status: watch::Sender<JobStatus>,
 ) {
     let started = Instant::now();
-    let config = agreement_config(&context.file);
+    let config = context.file.agreement();
     let guide = Guide::new(
-        guide_config(&context.file),
+        context.file.strategy.guide(),
         context.net.local(),
         context.file.seed,
         Tick(0),
@@ -241,27 +183,6 @@ pub(super) async fn run(
         }
         driver.carry_out();
         driver.give_orders();
-    }
-}
-
-fn agreement_config(file: &JobFile) -> agreement::Config {
-    agreement::Config {
-        batching: file.strategy.batching.config(),
-        ..agreement::Config::new(file.start.peers as usize, file.train.batch)
-    }
-}
-
-/// What the guide is to do; where all wait for all, replicas are equal and there is nothing to learn.
-pub fn guide_config(file: &JobFile) -> guide::Config {
-    let strategy = &file.strategy;
-    if strategy.exchange.is_synchronous() {
-        return guide::Config::default();
-    }
-    let refresh = strategy.knowledge.refresh.then(drift::Settings::default);
-    guide::Config {
-        pulls: strategy.knowledge.pulls(),
-        refresh,
-        search: (strategy.exchange.commit == Commit::Search).then(search::Settings::default),
     }
 }
 

@@ -2,25 +2,12 @@
 //! for whom, `[strategy.batching]` how samples are shared out, `[strategy.knowledge]` how the best replica helps the others.
 //!
 //! A user writes none of it. `like` names a known method whose settings stand in for the keys that are not written, so that
-//! methods can be compared under one coder and transport.
+//! methods can be compared under one coder and transport: `methods` has them, `settings` tells the machines of `skein_gossip`.
 
-use std::time::Duration;
+mod methods;
+mod settings;
 
 use serde::{Deserialize, Serialize};
-use skein_gossip::agreement;
-use skein_gossip::exchange::{self, Amount, ValueChoice};
-use skein_gossip::gradient::values::Values;
-use skein_gossip::knowledge::pull;
-use skein_gossip::pacing::adacomm::AdaComm;
-use skein_gossip::pacing::pacer::Pacer;
-use skein_gossip::pacing::rhythm::Rhythm;
-use skein_gossip::pacing::{outer, search};
-use skein_gossip::time::Tick;
-
-/// Share of a peer's time that commits may take by default.
-const COST: f32 = 0.01;
-/// ADSP's least time between two commits; the paper's 10 s for steps of seconds, scaled to ours.
-const LEAST_WAIT: Duration = Duration::from_millis(50);
 
 /// `[strategy]`.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -257,195 +244,9 @@ impl From<Written> for Exchange {
     }
 }
 
-impl Exchange {
-    /// The settings of a method.
-    pub fn like(method: Method) -> Self {
-        let skein = Self {
-            like: method,
-            waiting: Waiting::Never,
-            select: Select::TopK,
-            most: 0.01,
-            least: 0.001,
-            threshold: 0.01,
-            values: ValueFormat::Auto,
-            commit: Commit::Auto,
-            local: Local::Share,
-            outer: None,
-            level: 1,
-        };
-        let dense = Self {
-            select: Select::Dense,
-            values: ValueFormat::F32,
-            commit: Commit::Steps(1),
-            ..skein
-        };
-        let rounds = |steps| Self {
-            waiting: Waiting::All,
-            commit: Commit::Steps(steps),
-            local: Local::Full,
-            ..dense
-        };
-        let bounded = |staleness, backup| Waiting::Bounded { staleness, backup };
-        match method {
-            Method::Skein => skein,
-            Method::Dlion => Self {
-                select: Select::MaxN,
-                most: 1.0,
-                commit: Commit::Steps(1),
-                ..skein
-            },
-            Method::Dense => Self {
-                waiting: Waiting::All,
-                ..dense
-            },
-            Method::Gaia => Self {
-                waiting: bounded(10, 0),
-                select: Select::Gaia,
-                ..dense
-            },
-            Method::Ako => Self {
-                select: Select::Ako,
-                ..dense
-            },
-            Method::Hop => Self {
-                waiting: bounded(5, 1),
-                ..dense
-            },
-            Method::Ssp => Self {
-                waiting: bounded(40, 0),
-                ..dense
-            },
-            Method::Asp => dense,
-            Method::Adsp => Self {
-                commit: Commit::Search,
-                local: Local::Full,
-                ..dense
-            },
-            Method::Adacomm => Self {
-                commit: Commit::Adacomm(40),
-                ..rounds(40)
-            },
-            Method::FixedAdacomm => rounds(40),
-            Method::LocalSgd => rounds(32),
-            Method::Diloco => Self {
-                outer: Some(Outer {
-                    lr: 0.7,
-                    momentum: 0.9,
-                }),
-                ..rounds(32)
-            },
-        }
-    }
-
-    /// Whether every commit waits for all.
-    pub fn is_synchronous(&self) -> bool {
-        self.waiting == Waiting::All
-    }
-
-    /// Whether the exchange has to see the parameters.
-    pub fn needs_weights(&self) -> bool {
-        self.select == Select::Gaia
-    }
-
-    /// Steps between two commits, where that is fixed; 1 otherwise.
-    pub fn steps_per_commit(&self) -> u32 {
-        match self.commit {
-            Commit::Steps(steps) => steps,
-            _ => 1,
-        }
-    }
-
-    /// When a peer commits.
-    pub fn rhythm(&self, now: Tick) -> Rhythm {
-        match self.commit {
-            Commit::Auto => Rhythm::Cost(COST),
-            Commit::Steps(steps) | Commit::Adacomm(steps) => Rhythm::Steps(steps),
-            Commit::Search => {
-                let period = search::Settings::default().period;
-                Rhythm::Paced(Pacer::new(now, 0, period, LEAST_WAIT))
-            }
-        }
-    }
-
-    /// The rule by which local steps per round fall with the loss.
-    pub fn adacomm(&self) -> Option<AdaComm> {
-        match self.commit {
-            Commit::Adacomm(steps) => Some(AdaComm::new(steps)),
-            _ => None,
-        }
-    }
-
-    /// The outer optimiser's settings.
-    pub fn outer(&self) -> Option<outer::Settings> {
-        let settings = self.outer?;
-        Some(outer::Settings {
-            lr: settings.lr as f32,
-            momentum: settings.momentum as f32,
-        })
-    }
-
-    /// The settings as the exchange takes them.
-    pub fn config(&self) -> exchange::Config {
-        let most = self.most as f32;
-        let least = (self.least as f32).min(most);
-        exchange::Config {
-            waiting: match self.waiting {
-                Waiting::Never => exchange::Waiting::Never,
-                Waiting::All => exchange::Waiting::All,
-                Waiting::Bounded { staleness, backup } => exchange::Waiting::Bounded {
-                    staleness,
-                    backup: backup as usize,
-                },
-            },
-            amount: match self.select {
-                Select::TopK => Amount::TopK { least, most },
-                Select::MaxN => Amount::MaxN { least, most },
-                Select::RandomK => Amount::RandomK { fraction: most },
-                Select::Dense => Amount::Dense,
-                Select::Gaia => Amount::Significant {
-                    threshold: self.threshold as f32,
-                },
-                Select::Ako => Amount::Parts,
-            },
-            values: match self.values {
-                ValueFormat::Auto => ValueChoice::ByBudget,
-                ValueFormat::F32 => ValueChoice::Fixed(Values::F32),
-                ValueFormat::F16 => ValueChoice::Fixed(Values::F16),
-                ValueFormat::Bf16 => ValueChoice::Fixed(Values::BF16),
-                ValueFormat::Int8 => ValueChoice::Fixed(Values::Int8),
-            },
-            full: self.local == Local::Full,
-            level: self.level,
-        }
-    }
-}
-
 impl Default for Exchange {
     fn default() -> Self {
         Self::like(Method::Skein)
-    }
-}
-
-impl Batching {
-    /// The settings as the agreement takes them.
-    pub fn config(&self) -> agreement::Batching {
-        agreement::Batching {
-            weighted: self.kind == BatchingKind::Weighted,
-            global: self.global,
-            grows: self.growth,
-        }
-    }
-}
-
-impl Knowledge {
-    /// When and how far a peer moves towards the best; none: never.
-    pub fn pulls(&self) -> Option<pull::Settings> {
-        (self.every > 0.0).then(|| pull::Settings {
-            period: Duration::from_secs_f64(self.every),
-            weight: self.weight as f32,
-            gated: self.gated,
-            ..pull::Settings::default()
-        })
     }
 }
 

@@ -1,12 +1,16 @@
-//! The figures of a job on this peer: what `skein status` shows, what the report lists, and when a stop condition holds.
+//! The figures of a job on this peer: what `skein status` shows, what the report lists (`work`), and when a stop condition holds.
+
+mod work;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use skein_gossip::agreement::Agreement;
+use skein_gossip::exchange::LinkStats;
+use skein_gossip::guide::Guide;
 use skein_gossip::ids::{Digest, PeerId};
 use skein_gossip::message::{Decision, Standing};
-use skein_gossip::view::{Contribution as Work, View};
+use skein_gossip::view::Contribution as Work;
 use skein_model::train::Evaluation;
 
 use super::coder::Report;
@@ -14,7 +18,7 @@ use super::driver::JobContext;
 use super::folder::JobResult;
 use super::journal::now_ms;
 use super::prepare::Prepared;
-use crate::control::{Best, Contribution, Hex, JobStatus, Phase};
+use crate::control::{Best, Hex, JobStatus, Lessons, Phase};
 use crate::job::{JobFile, Stop};
 
 /// Name of the contributions in a checkpoint's extra fields.
@@ -38,6 +42,10 @@ pub(super) struct Figures {
     started_ms: u64,
     bytes_in: u64,
     refused: u64,
+    links: BTreeMap<PeerId, LinkStats>,
+    commits: u64,
+    drift_frac: Option<f64>,
+    lessons: Vec<Lessons>,
     seen_refused: u64,
     evaluation: Option<Evaluation>,
     rates: VecDeque<(Instant, u64)>,
@@ -66,6 +74,10 @@ impl Figures {
             started_ms: now_ms(),
             bytes_in: 0,
             refused: 0,
+            links: BTreeMap::new(),
+            commits: 0,
+            drift_frac: None,
+            lessons: Vec::new(),
             seen_refused: 0,
             evaluation: None,
             rates: VecDeque::new(),
@@ -146,6 +158,22 @@ impl Figures {
             report.links.values().map(|link| link.dense_bytes_out).sum();
         self.bytes_in = report.links.values().map(|link| link.bytes_in).sum();
         self.refused = report.links.values().map(|link| link.refused).sum();
+        self.links.clone_from(&report.links);
+    }
+
+    /// What this peer learnt so far, and how far replicas are apart.
+    pub(super) fn learnt(&mut self, guide: &Guide, commits: u64) {
+        self.commits = commits;
+        let survey = guide.survey();
+        let drift = f64::from(survey.typical / survey.norm);
+        self.drift_frac = Some(drift).filter(|drift| drift.is_finite());
+        let lessons = guide.dealings().map(|(peer, dealings)| Lessons {
+            peer: Hex(peer),
+            merged: dealings.merged,
+            rejected: dealings.rejected,
+            failed: dealings.failed,
+        });
+        self.lessons = lessons.collect();
     }
 
     /// A refusal that has not been written down yet.
@@ -181,33 +209,14 @@ impl Figures {
         if self.closed {
             return None;
         }
-        if let Some(steps) = self.stop.steps.filter(|steps| self.step >= *steps) {
-            return Some(format!("stop.steps = {steps} reached"));
-        }
-        if let Some(epochs) = self.stop.epochs
-            && self.train_len > 0
-            && samples_mesh as f64 >= epochs * self.train_len as f64
-        {
-            return Some(format!("stop.epochs = {epochs} reached"));
-        }
-        let seconds = self
-            .stop
-            .seconds
-            .filter(|seconds| began.elapsed().as_secs_f64() >= *seconds)?;
-        Some(format!("stop.seconds = {seconds} reached"))
+        let seconds = began.elapsed().as_secs_f64();
+        self.stop
+            .enough(self.step, samples_mesh, self.train_len, seconds)
     }
 
     /// Why training is enough, by an evaluation of the whole validation set.
     pub(super) fn target_met(&self, evaluation: &Evaluation) -> Option<String> {
-        if let Some(accuracy) = self
-            .stop
-            .accuracy
-            .filter(|target| evaluation.accuracy >= *target)
-        {
-            return Some(format!("stop.accuracy = {accuracy} reached"));
-        }
-        let loss = self.stop.loss.filter(|target| evaluation.loss <= *target)?;
-        Some(format!("stop.loss = {loss} reached"))
+        self.stop.target_met(evaluation.accuracy, evaluation.loss)
     }
 
     pub(super) fn closed(&mut self, decision: Option<Decision>) {
@@ -249,40 +258,6 @@ impl Figures {
             .collect();
         let value = serde_json::to_value(named).unwrap_or_default();
         BTreeMap::from([(CONTRIBUTIONS.to_owned(), value)])
-    }
-
-    fn all_work(&self, agreement: &Agreement) -> BTreeMap<PeerId, Work> {
-        // A checkpoint newer than what this run started from is of this run: its numbers are told by the others too.
-        let is_of_this_run = |view: &View| view.origin.1.samples < self.past_samples;
-        let mut all = match agreement.view() {
-            Some(view) if is_of_this_run(view) => BTreeMap::new(),
-            _ => self.past.clone(),
-        };
-        for (peer, work) in agreement.contributions() {
-            all.entry(peer).or_default().add(&work);
-        }
-        all
-    }
-
-    fn contributions(&self, agreement: &Agreement) -> Vec<Contribution> {
-        let batch = |peer: PeerId| {
-            let heard = agreement.heard().get(&peer).map(|beat| beat.batch);
-            heard.unwrap_or_else(|| agreement.own_beat().batch)
-        };
-        let list = self
-            .all_work(agreement)
-            .into_iter()
-            .map(|(peer, work)| Contribution {
-                peer: Hex(peer),
-                steps: work.steps,
-                samples: work.samples,
-                bytes_out: work.bytes_out,
-                compression: (work.bytes_out > 0)
-                    .then(|| work.dense_bytes_out as f64 / work.bytes_out as f64),
-                seconds_waiting: work.waiting_us as f64 / 1e6,
-                batch: batch(peer),
-            });
-        list.collect()
     }
 
     /// Everything, for users.
@@ -341,6 +316,9 @@ impl Figures {
                 |result| result.contributions.clone(),
             ),
             refused_updates: self.refused + self.refused_own,
+            links: self.link_statuses(agreement),
+            drift_frac: self.drift_frac,
+            lessons: self.lessons.clone(),
         }
     }
 
