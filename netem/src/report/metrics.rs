@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::recovery::recovery_s;
+use super::smoothed;
 use crate::link::NodeIndex;
 use crate::record::{Mark, Metric, NodeRecord, PairTraffic, Record, Usage};
 use crate::scenario::{Against, Measure, Named, Quantity, Statistic};
@@ -202,6 +203,14 @@ impl<'a> Chosen<'a> {
     fn against(&self, against: Against, number: f64) -> Option<f64> {
         match against {
             Against::TimeToAccuracy => self.reached(number).map(|line| line.t),
+            Against::SmoothedTimeToAccuracy => {
+                let (at, began) = self.reached_smoothly(number)?;
+                Some(at - began)
+            }
+            Against::BytesToSmoothedAccuracy => {
+                let (at, _) = self.reached_smoothly(number)?;
+                Some(self.bytes_at(at))
+            }
             Against::TimeToLoss => {
                 let looks = self.lines("evaluated");
                 let good =
@@ -224,6 +233,11 @@ impl<'a> Chosen<'a> {
             Against::AccuracyAt => self.mean_at(number, "val_accuracy"),
             Against::LossAt => self.mean_at(number, "val_loss"),
         }
+    }
+
+    fn reached_smoothly(&self, accuracy: f64) -> Option<(f64, f64)> {
+        let began = self.lines("view").map(|line| line.t).reduce(f64::min);
+        smoothed::reached(self.lines("evaluated"), began, accuracy)
     }
 
     /// The first look of any member that saw this accuracy.

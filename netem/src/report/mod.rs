@@ -3,6 +3,7 @@
 mod numbers;
 mod topology;
 mod recovery;
+mod smoothed;
 mod metrics;
 mod summary;
 mod svg;

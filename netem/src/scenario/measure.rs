@@ -106,6 +106,10 @@ words! {
     Against:
     /// Seconds until this validation accuracy.
     TimeToAccuracy = "time_to_accuracy",
+    /// Seconds from the first view until the mean of five looks three seconds apart has this validation accuracy.
+    SmoothedTimeToAccuracy = "smoothed_time_to_accuracy",
+    /// Bytes sent until then.
+    BytesToSmoothedAccuracy = "bytes_to_smoothed_accuracy",
     /// Seconds until this validation loss.
     TimeToLoss = "time_to_loss",
     /// Bytes sent until this validation accuracy.
