@@ -5,7 +5,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use skein_gossip::exchange::{CREDIT, Config, Exchange, Gradient, Mode, Output};
+use skein_gossip::exchange::{
+    Amount, CREDIT, Config, Exchange, Gradient, Output, ValueChoice, Waiting,
+};
 use skein_gossip::gradient::layout::Layout;
 use skein_gossip::gradient::values::Values;
 use skein_gossip::ids::{Digest, JobId, PeerId};
@@ -19,11 +21,15 @@ fn id(n: u8) -> PeerId {
     PeerId([n; 32])
 }
 
-fn config(mode: Mode, fraction: f32, values: Values) -> Config {
+fn config(waiting: Waiting, fraction: f32, values: Values) -> Config {
     Config {
-        mode,
-        fraction,
-        values,
+        waiting,
+        amount: Amount::TopK {
+            least: fraction,
+            most: fraction,
+        },
+        values: ValueChoice::Fixed(values),
+        full: false,
         level: 1,
     }
 }
@@ -52,6 +58,7 @@ fn own(step: u64, values: &[f32]) -> Gradient<'_> {
         n_steps: 1,
         samples: 32,
         values,
+        weights: &[],
     }
 }
 
@@ -96,12 +103,16 @@ impl Mesh {
                     match output {
                         Output::Send { to, packet, .. } => {
                             if let Some(peer) = self.peers.get_mut(&to) {
-                                peer.packet(NOW, from, &packet);
+                                peer.packet(NOW, NOW, from, &packet);
                             }
                         }
-                        Output::Applied { to, seq } => self.of(to.0[0]).applied(from, seq),
+                        Output::Applied {
+                            to,
+                            seq,
+                            arrived_us,
+                        } => self.of(to.0[0]).applied(NOW, from, seq, arrived_us),
                         Output::Refused { reason, .. } => refused.push(reason),
-                        Output::Ready { .. } => {}
+                        Output::Ready { .. } | Output::Limit { .. } => {}
                     }
                 }
             }
@@ -130,7 +141,7 @@ fn gradient(seed: u32) -> Vec<f32> {
 
 #[test]
 fn a_peer_alone_applies_its_own_gradient_unchanged() {
-    let mut mesh = Mesh::new(1, config(Mode::Asynchronous, 1.0, Values::F32));
+    let mut mesh = Mesh::new(1, config(Waiting::Never, 1.0, Values::F32));
     assert_eq!(mesh.view.global_batch(), u64::from(BATCH));
     mesh.of(1).gradient(NOW, own(0, &gradient(1))).unwrap();
     assert!(mesh.outputs(1).is_empty());
@@ -139,7 +150,7 @@ fn a_peer_alone_applies_its_own_gradient_unchanged() {
 
 #[test]
 fn dense_gradients_arrive_weighted_by_samples() {
-    let mut mesh = Mesh::new(2, config(Mode::Asynchronous, 1.0, Values::F32));
+    let mut mesh = Mesh::new(2, config(Waiting::Never, 1.0, Values::F32));
     mesh.of(1).gradient(NOW, own(0, &gradient(1))).unwrap();
     assert_eq!(mesh.deliver(), Vec::<String>::new());
     let inbox = mesh.take(2).unwrap();
@@ -154,7 +165,7 @@ fn dense_gradients_arrive_weighted_by_samples() {
 
 #[test]
 fn whatever_is_not_sent_now_is_sent_later() {
-    let mut mesh = Mesh::new(2, config(Mode::Asynchronous, 0.1, Values::F16));
+    let mut mesh = Mesh::new(2, config(Waiting::Never, 0.1, Values::F16));
     let mut sent = vec![0.0f64; layout().n_values()];
     let mut arrived = sent.clone();
     for step in 0..200 {
@@ -185,7 +196,7 @@ fn whatever_is_not_sent_now_is_sent_later() {
 
 #[test]
 fn without_credit_the_sender_sends_less_often_and_loses_nothing() {
-    let mut mesh = Mesh::new(2, config(Mode::Asynchronous, 1.0, Values::F32));
+    let mut mesh = Mesh::new(2, config(Waiting::Never, 1.0, Values::F32));
     let mut kept = Vec::new();
     for step in 0..10 {
         mesh.of(1)
@@ -202,12 +213,12 @@ fn without_credit_the_sender_sends_less_often_and_loses_nothing() {
     let Output::Send { seq, .. } = kept[0] else {
         panic!("a packet")
     };
-    mesh.of(1).applied(id(2), seq);
+    mesh.of(1).applied(NOW, id(2), seq, 0);
     mesh.of(1).gradient(NOW, own(10, &gradient(10))).unwrap();
     let Some(Output::Send { packet, .. }) = mesh.of(1).poll() else {
         panic!("a packet")
     };
-    mesh.of(2).packet(NOW, id(1), &packet);
+    mesh.of(2).packet(NOW, NOW, id(1), &packet);
     let inbox = mesh.take(2).unwrap();
     let expected: f32 = (2..=10).map(|step| gradient(step)[5]).sum::<f32>() / 64.0;
     assert!(
@@ -219,7 +230,7 @@ fn without_credit_the_sender_sends_less_often_and_loses_nothing() {
 
 #[test]
 fn a_lost_answer_does_not_silence_a_link() {
-    let mut mesh = Mesh::new(2, config(Mode::Asynchronous, 1.0, Values::F32));
+    let mut mesh = Mesh::new(2, config(Waiting::Never, 1.0, Values::F32));
     for step in 0..5 {
         mesh.of(1).gradient(NOW, own(step, &gradient(1))).unwrap();
     }
@@ -230,13 +241,13 @@ fn a_lost_answer_does_not_silence_a_link() {
 }
 
 #[test]
-fn a_packet_that_the_lane_refused_goes_back_into_the_residual() {
-    let mut mesh = Mesh::new(2, config(Mode::Asynchronous, 0.5, Values::F16));
+fn a_packet_that_the_lane_refused_goes_first_when_there_is_room() {
+    let mut mesh = Mesh::new(2, config(Waiting::Never, 0.5, Values::F16));
     mesh.of(1).gradient(NOW, own(0, &gradient(3))).unwrap();
     let Some(Output::Send { to, seq, packet }) = mesh.of(1).poll() else {
         panic!("a packet")
     };
-    mesh.of(1).returned(to, seq, &packet);
+    mesh.of(1).returned(to, seq, packet);
     for step in 1..40 {
         mesh.of(1)
             .gradient(NOW, own(step, &vec![0.0; layout().n_values()]))
@@ -252,7 +263,7 @@ fn a_packet_that_the_lane_refused_goes_back_into_the_residual() {
 #[test]
 fn in_lockstep_all_replicas_get_the_same_bits_whatever_is_left_out() {
     for (fraction, values) in [(1.0, Values::F32), (0.1, Values::F16)] {
-        let mut mesh = Mesh::new(3, config(Mode::Synchronous, fraction, values));
+        let mut mesh = Mesh::new(3, config(Waiting::All, fraction, values));
         for step in 0..5 {
             for n in 1..=3 {
                 assert_eq!(mesh.take(n), None, "nobody passes a step alone");
@@ -277,7 +288,7 @@ fn in_lockstep_all_replicas_get_the_same_bits_whatever_is_left_out() {
 
 #[test]
 fn a_member_that_vanishes_is_dropped_from_the_wait_at_once() {
-    let mut mesh = Mesh::new(3, config(Mode::Synchronous, 1.0, Values::F32));
+    let mut mesh = Mesh::new(3, config(Waiting::All, 1.0, Values::F32));
     for n in [1, 2] {
         mesh.of(n)
             .gradient(NOW, own(0, &gradient(u32::from(n))))
@@ -299,14 +310,14 @@ fn a_member_that_vanishes_is_dropped_from_the_wait_at_once() {
 
 #[test]
 fn a_newcomer_is_waited_for_from_its_admission_on_and_not_before_all_know() {
-    let mut mesh = Mesh::new(2, config(Mode::Synchronous, 1.0, Values::F32));
+    let mut mesh = Mesh::new(2, config(Waiting::All, 1.0, Values::F32));
     let next = mesh
         .view
         .successor(id(1), &BTreeMap::new(), &[joiner(3)], 1);
     let mut third = Exchange::new(
         JobId([9; 32]),
         id(3),
-        config(Mode::Synchronous, 1.0, Values::F32),
+        config(Waiting::All, 1.0, Values::F32),
         &layout(),
     )
     .unwrap();
@@ -343,7 +354,7 @@ fn a_newcomer_is_waited_for_from_its_admission_on_and_not_before_all_know() {
 
 #[test]
 fn a_lost_packet_is_repeated() {
-    let mut mesh = Mesh::new(2, config(Mode::Synchronous, 1.0, Values::F32));
+    let mut mesh = Mesh::new(2, config(Waiting::All, 1.0, Values::F32));
     for n in [1, 2] {
         mesh.of(n)
             .gradient(NOW, own(0, &gradient(u32::from(n))))
@@ -360,7 +371,7 @@ fn a_lost_packet_is_repeated() {
 
 #[test]
 fn values_that_are_not_finite_are_refused_counted_and_never_applied() {
-    let mut mesh = Mesh::new(2, config(Mode::Asynchronous, 1.0, Values::F32));
+    let mut mesh = Mesh::new(2, config(Waiting::Never, 1.0, Values::F32));
     let mut bad = gradient(1);
     bad[3] = f32::NAN;
     assert!(
@@ -382,7 +393,7 @@ fn values_that_are_not_finite_are_refused_counted_and_never_applied() {
         Some(at) => hostile[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes()),
         None => hostile.truncate(packet.len() - 3),
     }
-    mesh.of(2).packet(NOW, id(1), &hostile);
+    mesh.of(2).packet(NOW, NOW, id(1), &hostile);
     assert!(
         mesh.outputs(2)
             .iter()
@@ -394,7 +405,7 @@ fn values_that_are_not_finite_are_refused_counted_and_never_applied() {
 
 #[test]
 fn packets_of_strangers_and_of_an_older_admission_are_fenced() {
-    let mut mesh = Mesh::new(3, config(Mode::Asynchronous, 1.0, Values::F32));
+    let mut mesh = Mesh::new(3, config(Waiting::Never, 1.0, Values::F32));
     mesh.of(2).gradient(NOW, own(0, &gradient(1))).unwrap();
     let packet = mesh
         .outputs(2)
@@ -408,14 +419,14 @@ fn packets_of_strangers_and_of_an_older_admission_are_fenced() {
         .view
         .successor(id(1), &[(id(2), Default::default())].into(), &[], 0);
     mesh.of(1).set_view(NOW, Some(Arc::new(gone.clone())), true);
-    mesh.of(1).packet(NOW, id(2), &packet);
+    mesh.of(1).packet(NOW, NOW, id(2), &packet);
     assert_eq!(mesh.take(1), None, "no member");
     let back = gone.successor(id(1), &BTreeMap::new(), &[joiner(2)], 0);
     mesh.of(1).set_view(NOW, Some(Arc::new(back.clone())), true);
-    mesh.of(1).packet(NOW, id(2), &packet);
+    mesh.of(1).packet(NOW, NOW, id(2), &packet);
     assert_eq!(mesh.take(1), None, "sent before it was admitted anew");
     for junk in [&[][..], &[200, 1, 2], &[0; 90]] {
-        mesh.of(1).packet(NOW, id(2), junk);
+        mesh.of(1).packet(NOW, NOW, id(2), junk);
     }
     assert_eq!(mesh.of(1).stats()[&id(2)].refused, 3);
 }

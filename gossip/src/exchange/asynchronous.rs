@@ -271,18 +271,17 @@ impl Asynchronous {
     /// What came from one link is owed to all others.
     fn relay(&mut self, shared: &mut Shared, from: PeerId, samples: u64, packed: &[u8]) {
         let own = self.residuals.group(from);
-        for group in self.residuals.names() {
-            if Some(group) == own {
-                continue;
-            }
-            if let Some(residual) = self.residuals.get_mut(group) {
-                // It was checked when it was added to the inbox; all arenas are of one length.
-                let added = shared
-                    .unpacker
-                    .check_and_add(packed, 1.0, &mut residual.values);
-                if added.is_ok() {
-                    residual.samples += samples;
-                }
+        for (_, residual) in self
+            .residuals
+            .iter_mut()
+            .filter(|(group, _)| Some(*group) != own)
+        {
+            // It was checked when it was added to the inbox; all arenas are of one length.
+            let added = shared
+                .unpacker
+                .check_and_add(packed, 1.0, &mut residual.values);
+            if added.is_ok() {
+                residual.samples += samples;
             }
         }
     }

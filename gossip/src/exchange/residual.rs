@@ -99,6 +99,11 @@ impl Residuals {
         self.groups.get_mut(&group)
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Residual)> {
+        let groups = self.groups.iter_mut();
+        groups.map(|(group, residual)| (*group, residual))
+    }
+
     pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut Residual> {
         self.groups.values_mut()
     }
