@@ -12,6 +12,7 @@ use crate::knowledge::drift::{self, Watch};
 use crate::knowledge::losses::{self, Report};
 use crate::knowledge::pull::{self, Arrival, Pulls, Verdict};
 use crate::message::{Beat, Pace, Standing};
+use crate::pacing::momentum::{self, Cadence};
 use crate::pacing::pacer::commits_wished;
 use crate::pacing::search::state::SearchState;
 use crate::pacing::search::{self, Search};
@@ -52,6 +53,8 @@ pub enum Output {
         commits: u64,
         /// The period.
         period: Duration,
+        /// The momentum that updates as old as this make by themselves, 0 to 1.
+        implicit_momentum: f64,
     },
 }
 
@@ -203,9 +206,18 @@ impl Guide {
             self.period = Some((now, per_period));
             let mut made: Vec<u64> = others.iter().map(|(_, beat)| beat.pace.commits).collect();
             made.push(own.commits);
+            let all = others.iter().map(|(_, beat)| *beat);
+            let cadences = all.chain([beat]).filter_map(|beat| {
+                Some(Cadence {
+                    commits: f64::from(per_period),
+                    step_s: beat.pace.fit?.step_us(beat.batch) / 1e6,
+                })
+            });
+            let cadences: Vec<Cadence> = cadences.collect();
             outputs.push(Output::Rate {
                 commits: commits_wished(&made, per_period),
                 period: settings.period,
+                implicit_momentum: momentum::implicit(settings.period, &cadences),
             });
         }
     }

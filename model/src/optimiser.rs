@@ -40,6 +40,15 @@ impl Optimiser {
         }
     }
 
+    /// SGD with momentum only: others have none to change.
+    pub(crate) fn set_momentum(&mut self, value: f64) {
+        if let OptimiserConfig::Sgd { momentum, .. } = &mut self.config
+            && !self.state.is_empty()
+        {
+            *momentum = value;
+        }
+    }
+
     /// Moves `weights` against `gradient`; both are as long as the state.
     pub(crate) fn update(&mut self, weights: &mut [f32], gradient: &[f32]) {
         self.steps += 1;

@@ -208,6 +208,32 @@ impl Trainer {
         Ok(())
     }
 
+    /// Sets the momentum of the next updates of SGD that was begun with momentum; it is not part of a snapshot. Other optimisers
+    /// are left as they are.
+    ///
+    /// # Errors
+    /// A momentum outside [0, 1).
+    pub fn set_momentum(&mut self, momentum: f64) -> Result<(), TrainError> {
+        let mut changed = self.optimiser.config().clone();
+        if let OptimiserConfig::Sgd {
+            momentum: explicit,
+            nesterov,
+            ..
+        } = &mut changed
+        {
+            *explicit = momentum;
+            *nesterov &= momentum > 0.0;
+        }
+        changed.validate()?;
+        self.optimiser.set_momentum(momentum);
+        Ok(())
+    }
+
+    /// The momentum of SGD; none of other optimisers.
+    pub fn momentum(&self) -> Option<f64> {
+        self.optimiser.config().momentum()
+    }
+
     /// The learning rate.
     pub fn learning_rate(&self) -> f64 {
         self.optimiser.config().learning_rate()

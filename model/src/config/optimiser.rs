@@ -77,6 +77,14 @@ impl OptimiserConfig {
         }
     }
 
+    /// The momentum of SGD; none of other optimisers.
+    pub fn momentum(&self) -> Option<f64> {
+        match self {
+            Self::Sgd { momentum, .. } => Some(*momentum),
+            Self::Adamw { .. } => None,
+        }
+    }
+
     /// Names of the state vectors it keeps, each as long as the parameters.
     pub fn state_names(&self) -> &'static [&'static str] {
         match self {

@@ -177,6 +177,14 @@ impl Learner {
         }
     }
 
+    pub(super) fn set_momentum(&mut self, momentum: f64) {
+        if let Self::Model(model) = self
+            && let Err(error) = model.trainer.set_momentum(momentum)
+        {
+            tracing::warn!(momentum, %error, "momentum is kept");
+        }
+    }
+
     /// Moves towards another replica, from `own`, by `weight`.
     ///
     /// # Errors

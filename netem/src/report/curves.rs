@@ -117,7 +117,33 @@ pub(super) fn curves(record: &Record, target: Option<f64>) -> Vec<Figure> {
             carried,
         ),
     ];
-    let drawn = charts.into_iter().filter(|(_, _, wanted)| *wanted);
+    let paces = [
+        (
+            "share_frac",
+            "batch-time.svg",
+            "Share of the batch",
+            "share of the samples, %",
+        ),
+        (
+            "n_percent",
+            "n-time.svg",
+            "Share of a gradient in a packet",
+            "N, %, mean over a node's links",
+        ),
+    ];
+    let paces = paces.map(|(field, file, title, y_name)| {
+        let field = Field {
+            event: "pace",
+            field,
+        };
+        let has_points = |node| !field.points(node).is_empty();
+        let wanted = record.nodes.iter().any(has_points);
+        let mut chart = chart(title.into(), y_name, &field, false);
+        chart.share = field.field == "share_frac";
+        (file, chart, wanted)
+    });
+    let charts = charts.into_iter().chain(paces);
+    let drawn = charts.filter(|(_, _, wanted)| *wanted);
     drawn
         .filter_map(|(file, chart, _)| Some((file, chart.draw()?)))
         .collect()

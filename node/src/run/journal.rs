@@ -95,6 +95,19 @@ pub enum Entry<'a> {
         /// How long it took.
         seconds: f64,
     },
+    /// How the peer keeps pace with the others, every two seconds of training.
+    Pace {
+        /// Its part of the samples of a step of all, 0 to 1.
+        share_frac: f64,
+        /// Commits so far.
+        commits: u64,
+        /// Seconds waited for others so far.
+        waited_s: f64,
+        /// Mean over its links of N, the share of a gradient's values in a packet, percent.
+        n_percent: Option<f64>,
+        /// Per link.
+        links: BTreeMap<String, LinkPace>,
+    },
     /// The replica of another peer was tried on held-out samples, and this one moved towards it or not.
     Learnt {
         /// Whose.
@@ -154,6 +167,59 @@ pub enum Entry<'a> {
         /// Their accuracy on the whole validation set.
         val_accuracy: Option<f32>,
     },
+}
+
+/// What one link carries.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct LinkPace {
+    /// Bytes per second, where it is known.
+    pub bytes_per_s: Option<f64>,
+    /// From sending a packet to hearing that it was applied, milliseconds.
+    pub round_trip_ms: Option<f64>,
+    /// How long the last packets stood in a queue, milliseconds.
+    pub queueing_ms: f64,
+    /// N of the last packet, percent.
+    pub n_percent: f64,
+    /// Bits per value in it.
+    pub bits: u8,
+    /// Bytes of it over the steps in it.
+    pub bytes_per_step: f64,
+    /// Steps that the other has not been told of.
+    pub steps_untold: u32,
+}
+
+/// The line on the pace of a peer. `share_frac`: its part of a step's samples.
+pub fn pace<'a>(
+    stats: &BTreeMap<PeerId, LinkStats>,
+    share_frac: f64,
+    commits: u64,
+    waiting_us: u64,
+) -> Entry<'a> {
+    let finite = |value: f64| value.is_finite().then_some(value);
+    let ms = |us: u64| us as f64 / 1e3;
+    let used = || stats.iter().filter(|(_, link)| link.packets_out > 0);
+    let links: BTreeMap<String, LinkPace> = used()
+        .map(|(peer, link)| {
+            let pace = LinkPace {
+                bytes_per_s: link.rate.and_then(finite),
+                round_trip_ms: link.round_trip_us.map(ms),
+                queueing_ms: ms(link.queueing_us),
+                n_percent: 100.0 * f64::from(link.share),
+                bits: link.bits,
+                bytes_per_step: link.bytes_per_step,
+                steps_untold: link.steps_untold,
+            };
+            (peer.short(), pace)
+        })
+        .collect();
+    let sum: f64 = links.values().map(|link| link.n_percent).sum();
+    Entry::Pace {
+        share_frac,
+        commits,
+        waited_s: waiting_us as f64 / 1e6,
+        n_percent: finite(sum / links.len() as f64),
+        links,
+    }
 }
 
 #[derive(Serialize)]

@@ -6,7 +6,9 @@ use skein_gossip::guide::Output;
 use skein_gossip::ids::PeerId;
 use skein_gossip::knowledge::merge;
 use skein_gossip::knowledge::sketch::Sketch;
-use skein_node::run::journal::Entry;
+use skein_gossip::pacing::momentum;
+use skein_node::run::driver::PACE_EVERY;
+use skein_node::run::journal::{self, Entry};
 use skein_node::run::trainer::{HELD_OUT, SKETCH_EVERY, SKETCH_ONE_IN};
 
 use super::fetching::{ASK_BYTES, Ask};
@@ -39,12 +41,42 @@ impl Peer {
                 Output::GiveUp { from } => {
                     self.learning = self.learning.filter(|teacher| *teacher != from);
                 }
-                Output::Rate { commits, period } => {
+                Output::Rate {
+                    commits,
+                    period,
+                    implicit_momentum,
+                } => {
                     self.trainer.commits.target(tick(now), commits, period);
+                    let base = self.job.file.train.optimiser.momentum().unwrap_or(0.0);
+                    let left = momentum::explicit_left(base, implicit_momentum);
+                    self.learner.set_momentum(left);
                 }
             }
         }
         self.input(now, Input::Pace(Box::new(self.pace.clone())));
+    }
+
+    /// Says how links and batches stand, as often as the node does.
+    pub(super) fn write_pace(&mut self, now: Nanos) {
+        let is_due = u128::from(now - self.pace_written) >= PACE_EVERY.as_nanos();
+        let Some(view) = self.agreement.view().filter(|_| is_due).cloned() else {
+            return;
+        };
+        // Among hundreds it would be most of the record.
+        if view.members.len() > FEW_SKETCHED {
+            return;
+        }
+        self.pace_written = now;
+        let batch = view.member(self.id).map_or(0, |member| member.batch);
+        let share_frac = f64::from(batch) / view.global_batch().max(1) as f64;
+        let waiting_us = self.trainer.work.waiting_us;
+        let entry = journal::pace(
+            self.exchange.stats(),
+            share_frac,
+            self.pace.commits,
+            waiting_us,
+        );
+        self.write(now, &entry);
     }
 
     pub(super) fn sketch_if_due(&mut self, now: Nanos) {

@@ -114,6 +114,7 @@ pub(super) struct Peer {
     /// Samples of the losing side of a partition that this replica holds and the others do not.
     unmerged: u64,
     sketched: Option<Nanos>,
+    pace_written: Nanos,
     /// Core microseconds of the coder since the last commit.
     coding_us: f64,
     /// Packs made so far.
@@ -173,6 +174,7 @@ impl Peer {
             learning: None,
             unmerged: 0,
             sketched: None,
+            pace_written: now,
             coding_us: 0.0,
             n_packed: 0,
             learner,
@@ -281,6 +283,7 @@ impl Peer {
                     self.exchange.tick(tick(now));
                     self.drain(now);
                     self.look_around(now);
+                    self.write_pace(now);
                     self.check_stop(now);
                 }
                 self.input(now, Input::Tick);

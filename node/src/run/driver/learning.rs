@@ -29,9 +29,15 @@ impl Driver {
                 Output::GiveUp { from } => {
                     self.learning = self.learning.filter(|teacher| *teacher != from);
                 }
-                Output::Rate { commits, period } => {
-                    self.tell_trainer(Command::Rate { commits, period });
-                }
+                Output::Rate {
+                    commits,
+                    period,
+                    implicit_momentum,
+                } => self.tell_trainer(Command::Rate {
+                    commits,
+                    period,
+                    implicit_momentum,
+                }),
             }
         }
         self.figures.learnt(&self.guide, self.pace.commits);

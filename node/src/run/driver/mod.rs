@@ -45,6 +45,9 @@ pub const EVENTS: usize = 256;
 /// How long a fetch that failed waits before the next try.
 const RETRY_AFTER: Duration = Duration::from_millis(300);
 
+/// How often the journal says how links and batches stand.
+pub const PACE_EVERY: Duration = Duration::from_secs(2);
+
 /// What the driver needs to begin.
 #[derive(Debug)]
 pub struct JobContext {
@@ -83,6 +86,7 @@ pub(super) struct Driver {
     guide: Guide,
     power: Power,
     pub(super) pace: Pace,
+    pace_written: Instant,
     /// Whose replica is fetched to learn from.
     learning: Option<PeerId>,
     /// Samples of the losing side of a partition that this replica holds and the others do not.
@@ -140,6 +144,7 @@ pub(super) async fn run(
         guide,
         power: Power::new(),
         pace: Pace::default(),
+        pace_written: started,
         learning: None,
         unmerged: 0,
         kept: None,

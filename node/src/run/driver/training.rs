@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use skein_gossip::agreement::Input;
 
-use super::super::journal::{Entry, links};
+use super::super::journal::{Entry, links, pace};
 use super::super::{coder, threads, trainer};
-use super::Driver;
+use super::{Driver, PACE_EVERY};
 use crate::job::Every;
 
 impl Driver {
@@ -98,6 +98,7 @@ impl Driver {
     pub(super) fn every_half_second(&mut self) {
         self.tell_coder(coder::Input::Tick);
         self.look_around();
+        self.write_pace();
         self.journal.flush();
         self.context.blobs.expire();
         self.figures.sample_rate(self.agreement.mesh_samples());
@@ -116,6 +117,21 @@ impl Driver {
         if let Some(reason) = self.figures.stop_holds(self.agreement.mesh_samples()) {
             self.input(Input::StopHolds(reason));
         }
+    }
+
+    fn write_pace(&mut self) {
+        let Some(threads) = &self.threads else { return };
+        let is_due = self.pace_written.elapsed() >= PACE_EVERY;
+        let view = self.agreement.view().filter(|_| is_due).cloned();
+        let Some(view) = view else { return };
+        self.pace_written = Instant::now();
+        let me = view.member(self.context.net.local());
+        let batch = me.map_or(0, |member| member.batch);
+        let share_frac = f64::from(batch) / view.global_batch().max(1) as f64;
+        let waiting_us = self.figures.contribution.waiting_us;
+        let report = threads.report.borrow().clone();
+        let entry = pace(&report.links, share_frac, self.pace.commits, waiting_us);
+        self.journal.write(&entry);
     }
 
     pub(super) fn checkpoint_if_due(&mut self, step: u64) {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use skein_gossip::exchange::local::Local;
 use skein_gossip::knowledge::sketch::Sketch;
 use skein_gossip::pacing::adacomm::AdaComm;
+use skein_gossip::pacing::momentum;
 use skein_gossip::pacing::outer::Outer;
 use skein_gossip::pacing::rhythm::Commits;
 use skein_gossip::time::Tick;
@@ -103,6 +104,8 @@ pub enum Command {
         commits: u64,
         /// The period.
         period: Duration,
+        /// The momentum that late updates make by themselves.
+        implicit_momentum: f64,
     },
     /// Move towards another replica, if the held-out samples say so.
     Learn {
@@ -248,6 +251,7 @@ struct State {
     looked: Option<(Instant, Duration)>,
     sketched: Option<Instant>,
     base_rate: f64,
+    base_momentum: f64,
     not_finite: u32,
 }
 
@@ -280,6 +284,7 @@ impl TrainingThread {
             looked: None,
             sketched: None,
             base_rate: self.trainer.learning_rate(),
+            base_momentum: self.trainer.momentum().unwrap_or(0.0),
             not_finite: 0,
             thread: self,
         };
@@ -341,9 +346,17 @@ impl State {
             }
             Command::Membership(share) => self.join(share),
             Command::Limit(step) => self.limit = step,
-            Command::Rate { commits, period } => {
+            Command::Rate {
+                commits,
+                period,
+                implicit_momentum,
+            } => {
                 let now = self.thread.now();
                 self.commits.target(now, commits, period);
+                let left = momentum::explicit_left(self.base_momentum, implicit_momentum);
+                if let Err(error) = self.thread.trainer.set_momentum(left) {
+                    tracing::warn!(left, %error, "momentum is kept");
+                }
             }
             Command::Learn { from, reply } => {
                 let lesson = self.learn(from);
