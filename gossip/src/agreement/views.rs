@@ -71,14 +71,23 @@ impl Agreement {
             if member.peer == self.me || known(member.peer) {
                 continue;
             }
-            // One that was met as this very process and is not connected is lost, not late.
-            let met = self
-                .heard
-                .get(&member.peer)
-                .is_some_and(|beat| beat.instance == member.instance);
+            // One that was met as this very process and is not connected is lost, not late; unless a network partition was between.
+            let met = continues
+                && self
+                    .heard
+                    .get(&member.peer)
+                    .is_some_and(|beat| beat.instance == member.instance);
             if !met {
                 self.membership.expect(now, member.peer);
             }
+        }
+        // The other side of a partition goes on: what this side did since is not in its state.
+        let lost_side = held
+            .as_ref()
+            .is_some_and(|held| !view.descends_from(held.stamp));
+        if lost_side && !self.is_over() {
+            let lost_samples = self.mesh_samples().saturating_sub(self.parted_at);
+            self.outputs.push_back(Output::Pause { lost_samples });
         }
         let origin = view.origin;
         let number = view.stamp.number;
