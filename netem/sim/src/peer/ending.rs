@@ -20,31 +20,26 @@ impl Peer {
         self.obey_at_boundary(now, AtBoundary::Judge);
     }
 
+    /// The rows of a look choose between the replica and the best seen, the whole validation set judges the chosen one, as in the
+    /// node.
     pub(super) fn judge(&mut self) {
         let all = self.learner.validation_len();
-        let state = self.learner.state();
         let mut rows = all;
-        let mut best = self
-            .learner
-            .evaluate(all)
-            .ok()
-            .map(|now| (self.trainer.step, now, state.weights()));
-        if let Some((_, step, then)) = self.trainer.best_look.take()
-            && step != self.trainer.step
-            && self.learner.load(&then).is_ok()
+        let mut step = self.trainer.step;
+        if let Some((then, best_step, best)) = self.trainer.best_look.take()
+            && best_step != step
         {
-            rows += all;
-            if let Ok(seen) = self.learner.evaluate(all) {
-                let rank = |of: &Evaluation| (of.loss.is_finite(), of.accuracy, -of.loss);
-                if best
-                    .as_ref()
-                    .is_none_or(|(_, now, _)| rank(&seen) > rank(now))
-                {
-                    best = Some((step, seen, then));
-                }
+            let few = self.job.file.evaluate.samples as usize;
+            rows += few.min(all);
+            let rank = |of: &Evaluation| (of.loss.is_finite(), of.accuracy, -of.loss);
+            let now = self.learner.evaluate(few);
+            if now.is_ok_and(|now| rank(&then) > rank(&now)) && self.learner.load(&best).is_ok() {
+                step = best_step;
             }
         }
-        let best = best.filter(|(_, evaluation, _)| evaluation.loss.is_finite());
+        let judged = self.learner.evaluate(all).ok();
+        let judged = judged.filter(|evaluation| evaluation.loss.is_finite());
+        let best = judged.map(|evaluation| (step, evaluation, self.learner.state().weights()));
         let takes = self.look_takes(rows);
         self.later(takes, Work::Judged(Box::new(Judged(best))));
     }

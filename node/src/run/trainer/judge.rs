@@ -94,46 +94,32 @@ impl State {
         }
     }
 
-    /// The better of the replica and the best that was seen on the way, by the whole validation set.
+    /// The better of the replica and the best that was seen on the way: the rows of a look choose, the whole validation set judges
+    /// the chosen one, because on a slow device that takes long.
     ///
     /// # Errors
     /// Neither has a finite loss: weights that are not finite could be no peer's model.
     pub(super) fn candidate(&mut self) -> Result<(u64, Evaluation, Snapshot), String> {
-        let all = self.thread.data.validation.len();
-        let now = self.evaluate(all)?;
-        let current = (self.thread.step, now, self.thread.trainer.snapshot());
-        let best = match self.best_look.take() {
-            Some((_, step, snapshot)) if step != self.thread.step => {
-                self.better(current, (step, snapshot))
+        let mut step = self.thread.step;
+        if let Some((then, best_step, best)) = self.best_look.take()
+            && best_step != step
+        {
+            let now = self.evaluate(self.thread.settings.evaluate_samples)?;
+            let rank = |of: &Evaluation| (of.loss.is_finite(), of.accuracy, -of.loss);
+            if rank(&then) > rank(&now) {
+                let mut snapshot = best;
+                snapshot.optimiser = self.thread.trainer.snapshot().optimiser;
+                let restored = self.thread.trainer.restore(&snapshot);
+                restored.map_err(|error| error.to_string())?;
+                step = best_step;
             }
-            _ => current,
-        };
-        if best.1.loss.is_finite() {
-            Ok(best)
+        }
+        let all = self.thread.data.validation.len();
+        let evaluation = self.evaluate(all)?;
+        if evaluation.loss.is_finite() {
+            Ok((step, evaluation, self.thread.trainer.snapshot()))
         } else {
             Err("the loss of the trained model is not finite; lower train.optimiser.lr".into())
-        }
-    }
-
-    fn better(
-        &mut self,
-        current: (u64, Evaluation, Snapshot),
-        (step, mut snapshot): (u64, Snapshot),
-    ) -> (u64, Evaluation, Snapshot) {
-        let now = current.1;
-        snapshot.optimiser.clone_from(&current.2.optimiser);
-        let restored = self
-            .thread
-            .trainer
-            .restore(&snapshot)
-            .map_err(|error| error.to_string());
-        let all = self.thread.data.validation.len();
-        let is_better = |then: &Evaluation| {
-            !now.loss.is_finite() || (then.accuracy, -then.loss) > (now.accuracy, -now.loss)
-        };
-        match restored.and_then(|()| self.evaluate(all)) {
-            Ok(then) if is_better(&then) => (step, then, snapshot),
-            _ => current,
         }
     }
 }
