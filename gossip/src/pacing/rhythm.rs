@@ -7,8 +7,6 @@ use std::time::Duration;
 use super::pacer::Pacer;
 use crate::time::Tick;
 
-/// Steps between two commits until it is known what one costs.
-const FIRST_STEPS: u32 = 4;
 /// A commit is not put off for longer than this, whatever it costs: what waits gets stale.
 const LONGEST: Duration = Duration::from_secs(10);
 
@@ -17,8 +15,13 @@ const LONGEST: Duration = Duration::from_secs(10);
 pub enum Rhythm {
     /// After so many steps.
     Steps(u32),
-    /// So often that packing and unpacking take this share of the time, 0 to 1.
-    Cost(f32),
+    /// So often that packing and unpacking take this share of the time, but not more often than every so many steps.
+    Cost {
+        /// Share of the time, 0 to 1.
+        share: f32,
+        /// Steps between two commits at least: more often needs bytes and saves hardly any samples.
+        least_steps: u32,
+    },
     /// ADSP's timer.
     Paced(Pacer),
 }
@@ -51,13 +54,14 @@ impl Commits {
         }
         match &mut self.rhythm {
             Rhythm::Steps(every) => n_steps >= *every,
-            Rhythm::Cost(share) => match (self.cost, self.last) {
-                (Some(cost), Some(last)) => {
-                    let interval = cost.div_f32(share.max(1e-3)).min(LONGEST);
-                    now.since(last) >= interval
-                }
-                _ => n_steps >= FIRST_STEPS,
-            },
+            Rhythm::Cost { share, least_steps } => {
+                let (Some(cost), Some(last)) = (self.cost, self.last) else {
+                    return n_steps >= *least_steps;
+                };
+                let since = now.since(last);
+                let interval = cost.div_f32(share.max(1e-3));
+                since >= LONGEST || (since >= interval && n_steps >= *least_steps)
+            }
             Rhythm::Paced(pacer) => pacer.due(now, u64::from(n_steps)),
         }
     }
@@ -100,13 +104,20 @@ mod tests {
 
     #[test]
     fn commits_take_their_share_of_the_time() {
-        let mut commits = Commits::new(Rhythm::Cost(0.01));
+        let mut commits = Commits::new(Rhythm::Cost {
+            share: 0.01,
+            least_steps: 4,
+        });
         assert!(!commits.due(at(0), 3));
         assert!(commits.due(at(0), 4), "nothing is known yet");
         commits.made(at(0));
         commits.cost(at(0), Duration::from_millis(5));
         assert!(!commits.due(at(499), 50));
-        assert!(commits.due(at(500), 1));
+        assert!(
+            !commits.due(at(500), 3),
+            "that often is not worth the bytes"
+        );
+        assert!(commits.due(at(500), 4));
         assert!(!commits.due(at(500), 0), "there is nothing to hand on");
         commits.cost(at(500), Duration::from_secs(60));
         assert!(commits.due(at(10_000), 1), "it is not put off for ever");

@@ -20,6 +20,9 @@ use super::{
 
 /// Share of a peer's time that commits may take by default.
 const COST: f32 = 0.01;
+/// Steps between two commits by default, where they could be made more often: with batches that follow compute power all peers
+/// then commit equally often.
+const LEAST_STEPS: u32 = 24;
 /// ADSP's least time between two commits; the paper's 10 s for steps of seconds, scaled to ours.
 const LEAST_WAIT: Duration = Duration::from_millis(50);
 
@@ -61,7 +64,10 @@ impl Exchange {
     /// When a peer commits.
     pub fn rhythm(&self, now: Tick) -> Rhythm {
         match self.commit {
-            Commit::Auto => Rhythm::Cost(COST),
+            Commit::Auto => Rhythm::Cost {
+                share: COST,
+                least_steps: LEAST_STEPS,
+            },
             Commit::Steps(steps) | Commit::Adacomm(steps) => Rhythm::Steps(steps),
             Commit::Search => {
                 let period = search::Settings::default().period;
