@@ -1,35 +1,43 @@
-//! Exchange in which nobody waits: a residual per group of links, at most [`CREDIT`](super::CREDIT) packets in flight on each link, and
+//! Exchange in which nobody waits: a residual per group of links, at most [`CREDIT`](super::CREDIT) packets under way on each link, and
 //! an inbox into which whatever arrives is added at once.
 //!
-//! At each commit every group packs what all its links carry until the next one. A link that cannot take it, twice in a row, leaves the
+//! At each commit every group packs what all its links carry until the next one. Links that cannot take it, twice in a row, leave the
 //! group; the others wait once. Bounds: one arena per group and one for the inbox, and per link at most
-//! [`CREDIT`](super::CREDIT) packets, whatever the others do.
+//! [`CREDIT`](super::CREDIT) packets, whatever the others do, and as many that came early.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::choice::Moment;
+use super::choice::{Choice, Moment};
 use super::residual::Residuals;
-use super::{CREDIT, Gradient, Output, Shared, join, split};
+use super::shared::join;
+use super::way::Way;
+use super::{CREDIT, Gradient, Shared, Waiting};
 use crate::gradient::accumulate::{accumulate, all_finite};
 use crate::gradient::pack::PackError;
+use crate::gradient::selection::{Order, Selection};
+use crate::gradient::values::Values;
 use crate::ids::PeerId;
 use crate::message::UpdateHeader;
 use crate::time::Tick;
 
-/// A packet without an answer for this long is taken as lost, so that one lost answer does not silence a link for good.
-const CREDIT_LOST_AFTER: Duration = Duration::from_secs(15);
 /// Between two commits: what is assumed before there were two, and the bounds of what is planned with.
 const FIRST_INTERVAL: Duration = Duration::from_millis(250);
 const INTERVALS: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_secs(10);
 /// Commits in a row that a link holds its group up before it leaves it.
 const PATIENCE: u32 = 2;
+/// Bytes of an entry of a sparse f32 packet, about.
+const SPARSE_BYTES: usize = 6;
 
 #[derive(Debug, Default)]
 pub(super) struct Asynchronous {
     residuals: Residuals,
     links: BTreeMap<PeerId, Link>,
+    /// Number of the next packet, to whomever it goes: so that numbers ascend on a link that is gone for a while, too.
+    next_seq: u64,
+    /// Packets of a view that this peer has not heard of yet.
+    early: Vec<Early>,
     /// Sum over samples of what arrived, over the global batch; empty while there is nothing.
     inbox: Vec<f32>,
     inbox_is_empty: bool,
@@ -38,37 +46,72 @@ pub(super) struct Asynchronous {
     interval: Option<Duration>,
     /// Own step.
     step: u64,
+    /// The groups and the links that are looked at; kept to allocate none.
+    names: Vec<u32>,
+    looks: Vec<Look>,
+}
+
+/// A packet of a view that is not there yet.
+#[derive(Debug)]
+pub(super) struct Early {
+    pub(super) from: PeerId,
+    pub(super) arrived: Tick,
+    pub(super) bytes: Vec<u8>,
 }
 
 #[derive(Debug, Default)]
 struct Link {
-    next_seq: u64,
-    /// Packets not acknowledged yet, and when they were sent.
-    in_flight: Vec<(u64, Tick)>,
-    /// Packets that the lane would not take; they go before new ones.
-    waiting: Vec<(u64, Vec<u8>)>,
-    /// Commits in a row that found no room.
+    way: Way,
+    /// Commits in a row that it held its group up.
     held_up: u32,
     /// Number of the last packet applied of the other.
     seen: Option<u64>,
+    /// Number of the view since which the same members are beyond it: what was sent before is not passed on.
+    since: u64,
+}
+
+/// A link at a commit.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    peer: PeerId,
+    budget: usize,
+    has_room: bool,
+}
+
+/// Why a group is looked at.
+#[derive(Clone, Copy, Debug)]
+enum Occasion<'a> {
+    /// The parameters, if there are any.
+    Commit(&'a [f32]),
+    /// There may be room for what could not be told before.
+    Room,
 }
 
 impl Asynchronous {
-    pub(super) fn set_view(&mut self, shared: &mut Shared) {
+    /// Returns what came too early before.
+    pub(super) fn set_view(&mut self, shared: &mut Shared, fresh: &[PeerId]) -> Vec<Early> {
         let targets = &shared.targets;
-        self.links.retain(|peer, _| targets.contains(peer));
+        let goes_on = |peer: &PeerId| targets.contains(peer) && !fresh.contains(peer);
+        self.links.retain(|peer, _| goes_on(peer));
+        let since = shared.view.as_ref().map_or(0, |view| view.stamp.number);
         for peer in targets {
-            self.links.entry(*peer).or_default();
+            self.links.entry(*peer).or_insert_with(|| Link {
+                since,
+                ..Link::default()
+            });
         }
         self.residuals
-            .set_links(targets, shared.relays, shared.n_values);
-        let others: Vec<PeerId> = shared.others().collect();
-        shared.bound.members(others.into_iter(), self.step);
+            .set_links(targets, fresh, shared.relays, shared.n_values);
+        // Of many, only neighbours are heard of.
+        let waited_for = shared.targets.clone();
+        shared.bound.members(waited_for.into_iter(), self.step);
         shared.tell_limit();
+        std::mem::take(&mut self.early)
     }
 
     pub(super) fn start_at(&mut self, shared: &mut Shared, step: u64) {
         self.step = step;
+        shared.bound.start_at(step);
         shared.tell_limit();
     }
 
@@ -93,15 +136,15 @@ impl Asynchronous {
                 value,
             });
         }
-        for residual in self.residuals.all_mut() {
+        shared.norms.trained(gradient.samples);
+        for (_, residual) in self.residuals.iter_mut() {
             if !accumulate(&mut residual.values, gradient.values) {
                 // Sums of finite gradients overflowed: what is owed is lost, or nothing would ever be sent again.
                 residual.values.fill(0.0);
             }
-            residual.samples += gradient.samples;
-            residual.steps += gradient.n_steps;
+            residual.count(gradient.samples, gradient.n_steps);
         }
-        self.send_all(shared, now, gradient.weights)
+        self.send_all(shared, now, Occasion::Commit(gradient.weights))
     }
 
     fn note_commit(&mut self, now: Tick) {
@@ -117,62 +160,142 @@ impl Asynchronous {
         &mut self,
         shared: &mut Shared,
         now: Tick,
-        weights: &[f32],
+        occasion: Occasion<'_>,
+    ) -> Result<(), PackError> {
+        let mut names = std::mem::take(&mut self.names);
+        let mut looks = std::mem::take(&mut self.looks);
+        names.clear();
+        names.extend(self.residuals.names());
+        let send = |group: &u32| self.look_at(shared, now, *group, occasion, &mut looks);
+        let outcome = names.iter().try_for_each(send);
+        (self.names, self.looks) = (names, looks);
+        outcome
+    }
+
+    /// Sends to the links of a group, unless one of them holds it up.
+    fn look_at(
+        &mut self,
+        shared: &mut Shared,
+        now: Tick,
+        group: u32,
+        occasion: Occasion<'_>,
+        looks: &mut Vec<Look>,
     ) -> Result<(), PackError> {
         let interval = self.interval.unwrap_or(FIRST_INTERVAL);
-        for group in self.residuals.names() {
-            let links: Vec<PeerId> = self.residuals.links(group).collect();
-            let (mut least, mut most) = (usize::MAX, 0);
-            let mut blocked = Vec::new();
-            for peer in &links {
-                if let Some(link) = self.links.get_mut(peer) {
-                    link.offer_again(shared, *peer);
-                    if !link.has_room(now, shared, *peer) {
-                        blocked.push(*peer);
-                        continue;
-                    }
-                }
-                let budget = shared
-                    .meters
-                    .entry(*peer)
-                    .or_default()
-                    .budget(now, interval);
-                least = least.min(budget);
-                most = most.max(budget);
-            }
-            // A link with less than half of what the others have holds them up as well.
-            let wanted = shared.most_bytes().min(most);
-            if least < wanted / 2 {
-                let is_slow = |peer: &PeerId| {
-                    let meter = shared.meters.get(peer);
-                    meter.is_some_and(|meter| meter.budget(now, interval) < wanted / 2)
-                };
-                blocked.extend(links.iter().copied().filter(is_slow));
-                blocked.sort_unstable();
-                blocked.dedup();
-            }
-            let apart = links.len() == 1;
-            let mut waits = false;
-            for peer in &links {
-                let Some(link) = self.links.get_mut(peer) else {
-                    continue;
-                };
-                if !blocked.contains(peer) {
-                    link.held_up = 0;
-                    continue;
-                }
-                link.held_up += 1;
-                let patient = link.held_up < PATIENCE;
-                waits |= patient || !(apart || self.residuals.leave(*peer));
-            }
-            if waits || (apart && !blocked.is_empty()) {
-                let links = self.residuals.links(group);
-                links.for_each(|peer| shared.stats.entry(peer).or_default().held_back += 1);
+        looks.clear();
+        for peer in self.residuals.links(group) {
+            let Some(link) = self.links.get_mut(&peer) else {
                 continue;
-            }
-            self.send(shared, now, group, least, weights)?;
+            };
+            link.offer(shared, now, peer);
+            looks.push(Look {
+                peer,
+                has_room: link.has_room(shared, now, peer),
+                budget: (shared.meters.entry(peer).or_default()).budget(now, interval),
+            });
         }
-        Ok(())
+        let budgets = |looks: &[Look]| looks.iter().map(|look| look.budget).max().unwrap_or(0);
+        // A link with less than half of what the others have holds them up as well.
+        let wanted = shared.most_bytes().min(budgets(looks));
+        let holds_up = |look: &Look| !look.has_room || look.budget < wanted / 2;
+        if matches!(occasion, Occasion::Room) {
+            if !looks.iter().all(|look| look.has_room) {
+                return Ok(());
+            }
+        } else if self.wait_for(group, looks, holds_up) {
+            for look in looks.iter() {
+                shared.stats.entry(look.peer).or_default().held_back += 1;
+            }
+            return Ok(());
+        }
+        let budget = looks.iter().map(|look| look.budget).min().unwrap_or(0);
+        if self.comes_back(shared, now, group, budget)? {
+            return Ok(());
+        }
+        self.send(shared, now, group, budget, occasion)
+    }
+
+    /// Whether the group waits. Links that held it up for too long leave it, and `looks`.
+    fn wait_for(
+        &mut self,
+        group: u32,
+        looks: &mut Vec<Look>,
+        holds_up: impl Fn(&Look) -> bool,
+    ) -> bool {
+        let mut is_patient = false;
+        for look in looks.iter() {
+            if let Some(link) = self.links.get_mut(&look.peer) {
+                link.held_up = match holds_up(look) {
+                    true => link.held_up + 1,
+                    false => 0,
+                };
+                is_patient |= (1..PATIENCE).contains(&link.held_up);
+            }
+        }
+        let held_up = |look: &Look| self.links.get(&look.peer).map_or(0, |link| link.held_up);
+        let leaving: Vec<PeerId> = (looks.iter().filter(|look| held_up(look) >= PATIENCE))
+            .map(|look| look.peer)
+            .collect();
+        let can_leave = !leaving.is_empty() && leaving.len() < looks.len();
+        if can_leave && self.residuals.leave(group, &leaving) {
+            looks.retain(|look| !leaving.contains(&look.peer));
+        }
+        // One that is only slow and cannot leave sets the pace.
+        let waits = is_patient || looks.iter().any(|look| !look.has_room);
+        if let Some(residual) = self.residuals.get_mut(group) {
+            residual.calm = if waits { 0 } else { residual.calm + 1 };
+        }
+        waits
+    }
+
+    /// Joins the links of a group that keeps up again with those that most links are with, by telling them at once all that
+    /// the others were told and they were not, exactly. Not if that takes longer than until the next commit.
+    fn comes_back(
+        &mut self,
+        shared: &mut Shared,
+        now: Tick,
+        group: u32,
+        budget: usize,
+    ) -> Result<bool, PackError> {
+        let home = self.residuals.largest();
+        let Some(home) = home.filter(|home| !shared.relays && *home != group) else {
+            return Ok(false);
+        };
+        let most_bytes = shared.most_bytes();
+        let Some((home_is, away)) = self.residuals.pair_mut(home, group) else {
+            return Ok(false);
+        };
+        if away.calm < away.look_at {
+            return Ok(false);
+        }
+        away.look_at = away.calm.saturating_mul(2);
+        let pairs = away.values.iter().zip(&home_is.values);
+        let n_different = pairs.filter(|(away, home)| away != home).count();
+        if budget < home_is.budget.min(most_bytes) / 2 || n_different * SPARSE_BYTES > budget {
+            return Ok(false);
+        }
+        let pairs = away.values.iter().zip(&home_is.values);
+        let mut difference: Vec<f32> = pairs.map(|(away, home)| away - home).collect();
+        let order = Order {
+            selection: Selection::Dense,
+            values: Values::F32,
+            weights: None,
+        };
+        let mut packed = std::mem::take(&mut shared.packed);
+        packed.clear();
+        let outcome = shared.packer.pack(&mut difference, order, &mut packed);
+        let (samples, steps) = (away.samples_since, away.steps);
+        if outcome.is_ok() {
+            shared.n_packed += 1;
+            let choice = Choice {
+                share: n_different as f32 / difference.len().max(1) as f32,
+                ..Choice::default()
+            };
+            self.hand_over(shared, now, group, &packed, (samples, steps), choice);
+            self.residuals.join(group, home);
+        }
+        shared.packed = packed;
+        outcome.map(|_| true)
     }
 
     /// Packs once for all links of the group.
@@ -182,9 +305,8 @@ impl Asynchronous {
         now: Tick,
         group: u32,
         budget: usize,
-        weights: &[f32],
+        occasion: Occasion<'_>,
     ) -> Result<(), PackError> {
-        let links: Vec<PeerId> = self.residuals.links(group).collect();
         let Some(residual) = self.residuals.get_mut(group) else {
             return Ok(());
         };
@@ -193,40 +315,85 @@ impl Asynchronous {
             step: self.step,
             turn: residual.turn,
         };
-        let choice = shared
+        let mut choice = shared
             .chooser
             .choose(&mut shared.packer, &residual.values, moment);
+        let weights = match occasion {
+            Occasion::Commit(weights) => weights,
+            Occasion::Room => &[],
+        };
+        if let (Selection::Significant { .. }, Occasion::Room) = (choice.selection, occasion) {
+            // Without the parameters nothing is known to be significant: it is told the step, and as little else as can be.
+            let fraction = f32::MIN_POSITIVE;
+            choice.selection = Selection::TopK { fraction };
+        }
         let mut packed = std::mem::take(&mut shared.packed);
         packed.clear();
         let outcome = shared
             .packer
             .pack(&mut residual.values, choice.order(weights), &mut packed);
-        if let Err(error) = outcome {
-            shared.packed = packed;
-            return Err(error);
+        match outcome {
+            Ok(made) => {
+                residual.turn += 1;
+                residual.budget = budget;
+                let owed = (residual.samples, residual.steps);
+                (residual.samples, residual.steps) = (0, 0);
+                shared.norms.sent(made.norm, owed.0);
+                shared.n_packed += 1;
+                self.hand_over(shared, now, group, &packed, owed, choice);
+                shared.packed = packed;
+                Ok(())
+            }
+            Err(error) => {
+                shared.packed = packed;
+                Err(error)
+            }
         }
-        residual.turn += 1;
-        shared.n_packed += 1;
-        let (samples, steps) = (residual.samples, residual.steps);
-        (residual.samples, residual.steps) = (0, 0);
-        for to in links {
+    }
+
+    /// Sends what was packed to all links of the group.
+    fn hand_over(
+        &mut self,
+        shared: &mut Shared,
+        now: Tick,
+        group: u32,
+        packed: &[u8],
+        (samples, steps): (u64, u32),
+        choice: Choice,
+    ) {
+        for to in self.residuals.links(group) {
             let Some(link) = self.links.get_mut(&to) else {
                 continue;
             };
-            let seq = link.next_seq;
-            link.next_seq += 1;
-            let packet = join(&shared.header(seq, self.step, samples), &packed);
-            link.in_flight.push((seq, now));
-            shared
-                .meters
-                .entry(to)
-                .or_default()
-                .sent(now, seq, packet.len());
+            let seq = self.next_seq;
+            self.next_seq += 1;
+            let packet = join(&shared.header(seq, self.step, samples), packed);
+            link.way.sent(now, seq, &packet);
             shared.count_sent(to, packet.len(), steps, &choice);
-            shared.outputs.push_back(Output::Send { to, seq, packet });
+            shared.send(now, to, seq, packet);
         }
-        shared.packed = packed;
-        Ok(())
+    }
+
+    /// Whether a packet is of a view that a member holds and this peer does not yet.
+    pub(super) fn is_early(&self, shared: &Shared, from: PeerId, header: &UpdateHeader) -> bool {
+        let view = shared.view.as_ref();
+        view.is_some_and(|view| header.view > view.stamp.number && view.contains(from))
+    }
+
+    /// Keeps a packet until its view is there: who is to hear of it, and whether its sender is who it was, depends on that.
+    pub(super) fn keep(&mut self, shared: &mut Shared, from: PeerId, arrived: Tick, bytes: &[u8]) {
+        let kept = self.early.iter().filter(|early| early.from == from);
+        if kept.count() >= CREDIT {
+            return shared.refuse(
+                from,
+                "more packets of a view to come than it has credit".into(),
+            );
+        }
+        self.early.push(Early {
+            from,
+            arrived,
+            bytes: bytes.to_vec(),
+        });
     }
 
     pub(super) fn packet(
@@ -236,14 +403,18 @@ impl Asynchronous {
         header: UpdateHeader,
         packed: &[u8],
     ) {
-        let link = self.links.entry(from).or_default();
-        if link.seen.is_some_and(|seen| header.seq <= seen) {
+        let link = self.links.get(&from);
+        let seen = link.and_then(|link| link.seen);
+        if seen.is_some_and(|seen| header.seq <= seen) {
             return shared.refuse(from, format!("packet {} came again", header.seq));
         }
         if let Err(reason) = shared.judge(from, &header, packed) {
             return shared.refuse(from, reason);
         }
-        link.seen = Some(header.seq);
+        let goes_on = link.is_some_and(|link| header.view >= link.since);
+        if let Some(link) = self.links.get_mut(&from) {
+            link.seen = Some(header.seq);
+        }
         if self.inbox.is_empty() {
             self.inbox.resize(shared.n_values, 0.0);
             self.inbox_is_empty = true;
@@ -258,7 +429,7 @@ impl Asynchronous {
                 let stats = shared.stats.entry(from).or_default();
                 stats.packets_in += 1;
                 stats.step_heard = stats.step_heard.max(header.step);
-                if shared.relays {
+                if shared.relays && goes_on {
                     self.relay(shared, from, header.samples, packed);
                 }
                 shared.bound.heard(from, header.step);
@@ -271,64 +442,67 @@ impl Asynchronous {
     /// What came from one link is owed to all others.
     fn relay(&mut self, shared: &mut Shared, from: PeerId, samples: u64, packed: &[u8]) {
         let own = self.residuals.group(from);
-        for (_, residual) in self
-            .residuals
-            .iter_mut()
-            .filter(|(group, _)| Some(*group) != own)
-        {
+        let others = self.residuals.iter_mut();
+        for (_, residual) in others.filter(|(group, _)| Some(*group) != own) {
             // It was checked when it was added to the inbox; all arenas are of one length.
             let added = shared
                 .unpacker
                 .check_and_add(packed, 1.0, &mut residual.values);
             if added.is_ok() {
-                residual.samples += samples;
+                residual.count(samples, 0);
             }
         }
     }
 
-    pub(super) fn applied(&mut self, shared: &mut Shared, from: PeerId, seq: u64) {
+    pub(super) fn applied(&mut self, shared: &mut Shared, now: Tick, from: PeerId, seq: u64) {
         if let Some(link) = self.links.get_mut(&from) {
-            link.in_flight.retain(|(sent, _)| *sent != seq);
-            link.offer_again(shared, from);
+            link.way.applied(seq);
+            link.offer(shared, now, from);
         }
+        self.tell_step(shared, now);
     }
 
-    pub(super) fn reconnected(&mut self, peer: PeerId) {
+    pub(super) fn reconnected(&mut self, shared: &mut Shared, now: Tick, peer: PeerId) {
         if let Some(link) = self.links.get_mut(&peer) {
-            link.in_flight.clear();
-            link.waiting.clear();
-            // It may be another process, which counts from 0.
-            link.seen = None;
+            link.way.reconnected();
+            link.offer(shared, now, peer);
         }
     }
 
     /// The lane would not take it: it goes first when there is room.
-    pub(super) fn returned(&mut self, to: PeerId, seq: u64, packet: Vec<u8>) {
+    pub(super) fn returned(&mut self, shared: &mut Shared, to: PeerId, seq: u64, _: Vec<u8>) {
         if let Some(link) = self.links.get_mut(&to)
-            && link.waiting.len() < CREDIT
-            && split(&packet).is_ok()
+            && link.way.returned(seq)
+            && let Some(meter) = shared.meters.get_mut(&to)
         {
-            link.waiting.push((seq, packet));
-            link.waiting.sort_by_key(|(seq, _)| *seq);
+            meter.forgotten(seq);
         }
     }
 
-    pub(super) fn tick(&mut self, shared: &mut Shared) {
+    pub(super) fn tick(&mut self, shared: &mut Shared, now: Tick) {
         for (peer, link) in &mut self.links {
-            link.offer_again(shared, *peer);
+            link.has_room(shared, now, *peer);
+            link.offer(shared, now, *peer);
         }
-        for (peer, residual) in self.untold() {
-            shared.stats.entry(peer).or_default().steps_untold = residual;
+        self.tell_step(shared, now);
+        for (group, residual) in self.residuals.iter() {
+            for peer in self.residuals.links(group) {
+                shared.stats.entry(peer).or_default().steps_untold = residual.steps;
+            }
         }
     }
 
-    fn untold(&mut self) -> Vec<(PeerId, u32)> {
-        let mut untold = Vec::new();
-        for group in self.residuals.names() {
-            let steps = self.residuals.get_mut(group).map_or(0, |group| group.steps);
-            untold.extend(self.residuals.links(group).map(|peer| (peer, steps)));
+    /// Where others wait for this peer's step, and it perhaps for theirs, what it could not tell them at its commit is told as
+    /// soon as there is room: there may be no commit before that.
+    fn tell_step(&mut self, shared: &mut Shared, now: Tick) {
+        let is_untold = self
+            .residuals
+            .iter()
+            .any(|(_, residual)| residual.steps > 0);
+        if is_untold && matches!(shared.config.waiting, Waiting::Bounded { .. }) {
+            // An error is one of packing, and shows at the next commit again.
+            let _ = self.send_all(shared, now, Occasion::Room);
         }
-        untold
     }
 
     pub(super) fn take(&mut self, into: &mut Vec<f32>) -> bool {
@@ -344,26 +518,23 @@ impl Asynchronous {
 
     /// Groups of links that share a residual.
     pub(super) fn n_residuals(&self) -> usize {
-        self.residuals.names().len()
+        self.residuals.n_groups()
     }
 }
 
 impl Link {
-    fn has_room(&mut self, now: Tick, shared: &mut Shared, peer: PeerId) -> bool {
-        let is_lost = |sent: &Tick| now.since(*sent) >= CREDIT_LOST_AFTER;
-        if self.in_flight.iter().any(|(_, sent)| is_lost(sent)) {
-            let meter = shared.meters.entry(peer).or_default();
-            for (seq, _) in self.in_flight.iter().filter(|(_, sent)| is_lost(sent)) {
-                meter.forgotten(*seq);
+    fn has_room(&mut self, shared: &mut Shared, now: Tick, peer: PeerId) -> bool {
+        self.way.expire(now, |seq| {
+            if let Some(meter) = shared.meters.get_mut(&peer) {
+                meter.forgotten(seq);
             }
-            self.in_flight.retain(|(_, sent)| !is_lost(sent));
-        }
-        self.waiting.is_empty() && self.in_flight.len() < CREDIT
+        });
+        self.way.has_room()
     }
 
-    fn offer_again(&mut self, shared: &mut Shared, to: PeerId) {
-        for (seq, packet) in self.waiting.drain(..) {
-            shared.outputs.push_back(Output::Send { to, seq, packet });
-        }
+    fn offer(&mut self, shared: &mut Shared, now: Tick, to: PeerId) {
+        self.way.offer(now, |seq, packet| {
+            shared.send(now, to, seq, packet.to_vec())
+        });
     }
 }

@@ -23,6 +23,13 @@ impl Bound {
         self.limit = None;
     }
 
+    /// This peer goes on from `step`, and nobody can be waited for to get there: the others may be waiting for this one.
+    pub(super) fn start_at(&mut self, step: u64) {
+        self.steps
+            .values_mut()
+            .for_each(|known| *known = step.max(*known));
+    }
+
     /// A member is known to have made `step` steps.
     pub(super) fn heard(&mut self, peer: PeerId, step: u64) {
         if let Some(known) = self.steps.get_mut(&peer) {
@@ -69,5 +76,8 @@ mod tests {
         bound.members(std::iter::empty(), 12);
         assert_eq!(bound.news(waiting(5, 0)), Some(u64::MAX), "nobody is left");
         assert_eq!(bound.news(Waiting::Never), None);
+        bound.members([peer(1)].into_iter(), 0);
+        bound.start_at(1000);
+        assert_eq!(bound.news(waiting(5, 0)), Some(1006), "a state was loaded");
     }
 }
