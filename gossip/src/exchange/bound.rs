@@ -14,7 +14,7 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    /// The members other than this peer; a new one starts where this peer is.
+    /// The members other than this peer, that has made `own_step` steps; a new one starts where this peer is.
     pub(super) fn members(&mut self, others: impl Iterator<Item = PeerId>, own_step: u64) {
         let before = std::mem::take(&mut self.steps);
         self.steps = others
