@@ -23,7 +23,11 @@ pub struct Overlay {
     /// needs to be passed on.
     pub tree: Vec<PeerId>,
     n_members: usize,
+    /// Per member, which link of the tree leads to it; [`NO_LINK`] for this peer. Empty where all are neighbours.
+    towards: Vec<u16>,
 }
+
+const NO_LINK: u16 = u16::MAX;
 
 impl Overlay {
     /// The links of `me` among `members`, which are ascending and distinct. A peer that is no member has none.
@@ -36,6 +40,7 @@ impl Overlay {
                 neighbours: Vec::new(),
                 tree: Vec::new(),
                 n_members,
+                towards: Vec::new(),
             };
         };
         if n_members <= COMPLETE {
@@ -46,6 +51,7 @@ impl Overlay {
                 neighbours,
                 tree,
                 n_members,
+                towards: Vec::new(),
             };
         }
         let graph = Graph::new(members, seed);
@@ -53,11 +59,46 @@ impl Overlay {
         let peers = |ranks: Vec<usize>| ranks.into_iter().map(|rank| members[rank]).collect();
         let links = graph.links(rank);
         let is_tree = |other: &usize| parents[*other] == rank || parents[rank] == *other;
+        let tree: Vec<usize> = links.iter().copied().filter(is_tree).collect();
         Self {
-            tree: peers(links.iter().copied().filter(is_tree).collect()),
+            towards: towards(&parents, rank, &tree),
+            tree: peers(tree),
             neighbours: peers(links),
             n_members,
         }
+    }
+
+    /// The links of the tree beyond which there are not the same members as in the tree `before` over `members_before`, those
+    /// that came or went left out of account. What is under way along such a link may have reached members beyond it
+    /// some other way, or nobody will bring it to others.
+    pub fn rerouted(
+        &self,
+        members: &[PeerId],
+        before: &Overlay,
+        members_before: &[PeerId],
+    ) -> Vec<PeerId> {
+        if self.relays() != before.relays() {
+            return self.tree.clone();
+        }
+        let link = |overlay: &Overlay, rank: usize| {
+            let link = overlay.towards.get(rank);
+            link.and_then(|link| overlay.tree.get(usize::from(*link)).copied())
+        };
+        let mut rerouted = Vec::new();
+        let mut old = members_before.iter().enumerate().peekable();
+        for (rank, peer) in members.iter().enumerate() {
+            while old.next_if(|(_, other)| *other < peer).is_some() {}
+            let Some((rank_before, _)) = old.next_if(|(_, other)| *other == peer) else {
+                continue;
+            };
+            let (now, then) = (link(self, rank), link(before, rank_before));
+            if now != then {
+                rerouted.extend(now.into_iter().chain(then));
+            }
+        }
+        rerouted.sort_unstable();
+        rerouted.dedup();
+        rerouted
     }
 
     /// Whether updates must be passed on, because not all members are neighbours of each other.
@@ -150,6 +191,21 @@ impl Graph {
             .map(|rank| parent(rank).unwrap_or(rank))
             .collect()
     }
+}
+
+/// Which of the links of `me` leads to each member: the child below which it is, or else the parent.
+fn towards(parents: &[usize], me: usize, tree: &[usize]) -> Vec<u16> {
+    let link = |rank: usize| {
+        let mut at = rank;
+        while parents[at] != me && parents[at] != at {
+            at = parents[at];
+        }
+        let link = if parents[at] == me { at } else { parents[me] };
+        let place = tree.iter().position(|other| *other == link);
+        let place = place.and_then(|place| u16::try_from(place).ok());
+        place.filter(|_| rank != me).unwrap_or(NO_LINK)
+    };
+    (0..parents.len()).map(link).collect()
 }
 
 /// A number that depends on all bits of both (the finaliser of splitmix64).
@@ -280,6 +336,54 @@ mod tests {
             let median = n_tree_changed[10];
             assert!(median <= 2 * n_rings(n), "{n}: {n_tree_changed:?}");
         }
+    }
+
+    #[test]
+    fn links_are_rerouted_exactly_where_other_members_are_beyond_them() {
+        /// Members beyond a link of `me`, by walking the tree.
+        fn beyond(members: &[PeerId], tree: &Links, me: PeerId, link: PeerId) -> BTreeSet<PeerId> {
+            let mut cut = tree.clone();
+            cut.remove(&(me, link));
+            cut.remove(&(link, me));
+            let mut reached = BTreeSet::from([link]);
+            let mut left = vec![link];
+            while let Some(peer) = left.pop() {
+                let others = cut.iter().filter(|(from, _)| *from == peer);
+                let new: Vec<PeerId> = others.map(|(_, other)| *other).collect();
+                left.extend(new.into_iter().filter(|other| reached.insert(*other)));
+            }
+            assert!(reached.len() < members.len());
+            reached
+        }
+        let all_of = |n| members(n, 3);
+        let mut n_rerouted = 0;
+        for (n, gone) in [(24, 5), (24, 11), (40, 0), (40, 39), (18, 7)] {
+            let before = all_of(n);
+            let mut after = before.clone();
+            let gone = after.remove(gone);
+            let (tree_before, tree_after) = (all(&before, 9).1, all(&after, 9).1);
+            for me in &after {
+                let (old, new) = (Overlay::of(&before, *me, 9), Overlay::of(&after, *me, 9));
+                let rerouted = new.rerouted(&after, &old, &before);
+                n_rerouted += rerouted.len();
+                for link in new.tree.iter().filter(|link| old.tree.contains(link)) {
+                    let mut then = beyond(&before, &tree_before, *me, *link);
+                    then.remove(&gone);
+                    let same = then == beyond(&after, &tree_after, *me, *link);
+                    assert_eq!(same, !rerouted.contains(link), "{n} members");
+                }
+            }
+        }
+        assert!(n_rerouted > 0);
+        // From a tree to a complete graph and back, nothing leads where it did.
+        let (many, few) = (all_of(17), all_of(17)[..16].to_vec());
+        let (old, new) = (
+            Overlay::of(&many, many[0], 9),
+            Overlay::of(&few, many[0], 9),
+        );
+        assert_eq!(new.rerouted(&few, &old, &many), new.tree);
+        assert_eq!(old.rerouted(&many, &new, &few), old.tree);
+        assert!(new.rerouted(&few, &new, &few).is_empty());
     }
 
     proptest! {

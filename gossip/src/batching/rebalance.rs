@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::power::Fit;
-use super::shares::{median, shares};
+use super::shares::{believed, shares};
 use crate::ids::PeerId;
 use crate::time::Tick;
 
@@ -31,11 +31,14 @@ pub fn rebalance(
     global: u32,
     most: u32,
 ) -> Option<Vec<(PeerId, u32)>> {
-    let known = |peer: &PeerId| fits.get(peer).copied().filter(Fit::is_sound);
-    let stand_in = median(current.iter().filter_map(|(peer, _)| known(peer)));
-    let fits: Vec<(PeerId, Fit)> = (current.iter())
-        .map(|(peer, _)| (*peer, known(peer).unwrap_or(stand_in)))
+    let unknown = Fit {
+        fixed_us: 0.0,
+        per_sample_us: f32::NAN,
+    };
+    let claimed: Vec<(PeerId, Fit)> = (current.iter())
+        .map(|(peer, _)| (*peer, fits.get(peer).copied().unwrap_or(unknown)))
         .collect();
+    let fits = believed(&claimed);
     let proposed = shares(global, &fits, most);
     let sum = |batches: &[(PeerId, u32)]| -> u64 {
         batches.iter().map(|(_, samples)| u64::from(*samples)).sum()
@@ -45,11 +48,22 @@ pub fn rebalance(
     if is_wrong {
         return Some(proposed);
     }
-    let step_us = |batches: &[(PeerId, u32)]| {
-        let times = (fits.iter().zip(batches)).map(|((_, fit), (_, b))| fit.step_us(*b));
-        times.fold(0.0, f64::max)
+    let is_worth = |leaves_out: Option<usize>| {
+        let step_us = |batches: &[(PeerId, u32)]| {
+            let times = (fits.iter().zip(batches)).map(|((_, fit), (_, b))| fit.step_us(*b));
+            let others = times
+                .enumerate()
+                .filter(|(rank, _)| Some(*rank) != leaves_out);
+            others.fold(0.0, |most, (_, us)| f64::max(most, us))
+        };
+        step_us(&proposed) <= (1.0 - GAIN) * step_us(current)
     };
-    let is_faster = step_us(&proposed) <= (1.0 - GAIN) * step_us(current);
+    // One that is slowest with a single sample is so whatever is proposed, and hides what the others win.
+    let slowest = (fits.iter().zip(&proposed).enumerate())
+        .max_by(|(_, (a, (_, n))), (_, (b, (_, m)))| a.1.step_us(*n).total_cmp(&b.1.step_us(*m)))
+        .filter(|(_, (_, (_, samples)))| *samples == 1)
+        .map(|(rank, _)| rank);
+    let is_faster = is_worth(None) || (slowest.is_some() && is_worth(slowest));
     (is_faster && !current.is_empty() && now.since(last) >= EVERY).then_some(proposed)
 }
 
@@ -91,6 +105,19 @@ mod tests {
             "too soon"
         );
         assert_eq!(ask(&fits(&[10.0, 10.0, 11.0]), Tick(0)), None);
+    }
+
+    #[test]
+    fn one_that_is_slow_whatever_it_gets_does_not_hide_what_others_win() {
+        let mut claims = fits(&[10.0, 10.0, 30.0, 10.0]);
+        let slow = Fit {
+            fixed_us: 3e9,
+            per_sample_us: 1.0,
+        };
+        claims.insert(peer(3), slow);
+        let current = batches(&[20, 20, 19, 1]);
+        let proposed = rebalance(LATER, Tick(0), &current, &claims, 60, 1_000);
+        assert_eq!(proposed, Some(batches(&[25, 25, 9, 1])));
     }
 
     #[test]

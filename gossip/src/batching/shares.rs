@@ -14,17 +14,18 @@ use crate::ids::PeerId;
 /// Halvings until neighbouring numbers are left of any range of times.
 const HALVINGS: usize = 128;
 
+/// A member is believed to be so many times faster than the median per sample: whoever claims more takes no more from others. Devices
+/// in one mesh differ by less, and one that does not is not idle for long.
+const FASTER: f32 = 32.0;
+
 /// The samples of each member, in the order of `fits`; each at least 1 and at most `most` (a `most` of 0 counts as 1).
 ///
 /// They sum to `global` exactly, unless that is fewer than one each or more than `most` each: all have 1 or `most`
 /// then. A fit that is not sound counts as the median of the others, and if there is no sound one all have equal
-/// shares.
+/// shares. None counts as more than 32 times faster per sample than the median.
 pub fn shares(global: u32, fits: &[(PeerId, Fit)], most: u32) -> Vec<(PeerId, u32)> {
     let most = most.max(1);
-    let stand_in = median(fits.iter().map(|(_, fit)| *fit));
-    let fits: Vec<(PeerId, Fit)> = (fits.iter())
-        .map(|(peer, fit)| (*peer, if fit.is_sound() { *fit } else { stand_in }))
-        .collect();
+    let fits = believed(fits);
     let global = u64::from(global);
     let parts = parts(global as f64, &fits, f64::from(most));
     let mut shares: Vec<(PeerId, u32)> = (fits.iter().zip(&parts))
@@ -43,6 +44,22 @@ pub fn shares(global: u32, fits: &[(PeerId, Fit)], most: u32) -> Vec<(PeerId, u3
         }
     }
     shares
+}
+
+/// What is planned with: a sound fit for each member, in the same order.
+pub(super) fn believed(fits: &[(PeerId, Fit)]) -> Vec<(PeerId, Fit)> {
+    let stand_in = median(fits.iter().map(|(_, fit)| *fit));
+    let least_us = stand_in.per_sample_us / FASTER;
+    let fit = |fit: &Fit| match fit.is_sound() {
+        true => Fit {
+            per_sample_us: fit.per_sample_us.max(least_us),
+            ..*fit
+        },
+        false => stand_in,
+    };
+    fits.iter()
+        .map(|(peer, claim)| (*peer, fit(claim)))
+        .collect()
 }
 
 /// A fit that stands for an unknown one: the median of each part of the sound ones.
@@ -158,6 +175,27 @@ mod tests {
         );
     }
 
+    #[test]
+    fn whoever_claims_to_take_no_time_does_not_take_it_all() {
+        for claim in [1e-30, 1e-3, 1.0] {
+            let shares = of(
+                370,
+                &[
+                    fit(0.0, claim),
+                    fit(0.0, 100.0),
+                    fit(0.0, 100.0),
+                    fit(0.0, 100.0),
+                ],
+                10_000,
+            );
+            assert_eq!(shares[1..].iter().sum::<u32>(), 370 - shares[0]);
+            assert!(
+                shares[1..].iter().all(|share| (10..=12).contains(share)),
+                "{shares:?}"
+            );
+        }
+    }
+
     proptest! {
         #[test]
         fn shares_sum_to_the_global_batch_within_bounds_and_no_other_is_faster(
@@ -173,7 +211,9 @@ mod tests {
             prop_assert!(shares.iter().all(|share| (1..=most).contains(share)));
             prop_assert_eq!(&shares, &of(global, &fits, most));
             // Nobody is done later than if it had given one of its samples to the fastest that has room.
-            let steps = fits.iter().zip(&shares).map(|(fit, share)| (fit, *share));
+            let claimed: Vec<_> = fits.iter().map(|fit| (PeerId([0; 32]), *fit)).collect();
+            let believed = believed(&claimed);
+            let steps = believed.iter().zip(&shares).map(|((_, fit), share)| (fit, *share));
             let room = steps.clone().filter(|(_, share)| *share < most);
             let soonest = room.map(|(fit, share)| fit.step_us(share + 1)).fold(f64::INFINITY, f64::min);
             for (fit, share) in steps.filter(|(_, share)| *share > 1) {

@@ -14,13 +14,20 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    /// The members other than this peer; a new one starts where this peer is.
+    /// The members other than this peer, that has made `own_step` steps; a new one starts where this peer is.
     pub(super) fn members(&mut self, others: impl Iterator<Item = PeerId>, own_step: u64) {
         let before = std::mem::take(&mut self.steps);
         self.steps = others
             .map(|peer| (peer, before.get(&peer).copied().unwrap_or(own_step)))
             .collect();
         self.limit = None;
+    }
+
+    /// This peer goes on from `step`, and nobody can be waited for to get there: the others may be waiting for this one.
+    pub(super) fn start_at(&mut self, step: u64) {
+        self.steps
+            .values_mut()
+            .for_each(|known| *known = step.max(*known));
     }
 
     /// A member is known to have made `step` steps.
@@ -69,5 +76,8 @@ mod tests {
         bound.members(std::iter::empty(), 12);
         assert_eq!(bound.news(waiting(5, 0)), Some(u64::MAX), "nobody is left");
         assert_eq!(bound.news(Waiting::Never), None);
+        bound.members([peer(1)].into_iter(), 0);
+        bound.start_at(1000);
+        assert_eq!(bound.news(waiting(5, 0)), Some(1006), "a state was loaded");
     }
 }

@@ -15,33 +15,29 @@ mod choice;
 mod bound;
 mod residual;
 mod norms;
+mod shared;
+mod way;
 mod asynchronous;
 mod synchronous;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use asynchronous::Asynchronous;
-use bound::Bound;
-use choice::Chooser;
-use norms::Norms;
+use asynchronous::{Asynchronous, Early};
+use shared::Shared;
 use synchronous::Synchronous;
 
 pub use choice::{Amount, ValueChoice};
+pub use shared::split;
 
 use crate::gradient::layout::Layout;
-use crate::gradient::pack::{PackError, Packer};
-use crate::gradient::unpack::Unpacker;
+use crate::gradient::pack::PackError;
 use crate::ids::{JobId, PeerId};
-use crate::link::Meter;
-use crate::message::UpdateHeader;
-use crate::overlay::Overlay;
 use crate::time::Tick;
 use crate::view::View;
-use crate::wire::codec;
 use crate::wire::zstd::ZstdError;
 
-/// Packets in flight per link before the sender keeps its gradient in the residual: one on the way, one being applied.
+/// Packets under way per link before the sender keeps its gradient in the residual: one on the way, one being applied.
 pub const CREDIT: usize = 2;
 
 /// Who waits for whom.
@@ -179,57 +175,11 @@ enum Rule {
     Synchronous(Synchronous),
 }
 
-/// What both rules work with.
-#[derive(Debug)]
-struct Shared {
-    job: JobId,
-    me: PeerId,
-    config: Config,
-    n_values: usize,
-    packer: Packer,
-    unpacker: Unpacker,
-    chooser: Chooser,
-    meters: BTreeMap<PeerId, Meter>,
-    bound: Bound,
-    norms: Norms,
-    /// Where packets are made, to allocate none.
-    packed: Vec<u8>,
-    n_packed: u64,
-    view: Option<Arc<View>>,
-    /// Whom updates go to.
-    targets: Vec<PeerId>,
-    /// What is heard from one is passed on to the others.
-    relays: bool,
-    /// Samples behind one step of all members.
-    global_batch: u64,
-    outputs: VecDeque<Output>,
-    stats: BTreeMap<PeerId, LinkStats>,
-}
-
 impl Exchange {
     /// # Errors
     /// [`ZstdError`]: no memory for the coder's context, or no such level.
     pub fn new(job: JobId, me: PeerId, config: Config, layout: &Layout) -> Result<Self, ZstdError> {
-        let shared = Shared {
-            job,
-            me,
-            config,
-            n_values: layout.n_values(),
-            packer: Packer::with_level(layout, config.level)?,
-            unpacker: Unpacker::new(layout)?,
-            chooser: Chooser::new(config.amount, config.values),
-            meters: BTreeMap::new(),
-            bound: Bound::default(),
-            norms: Norms::default(),
-            packed: Vec::new(),
-            n_packed: 0,
-            view: None,
-            targets: Vec::new(),
-            relays: false,
-            global_batch: 1,
-            outputs: VecDeque::new(),
-            stats: BTreeMap::new(),
-        };
+        let shared = Shared::new(job, me, config, layout)?;
         let rule = match config.waiting {
             Waiting::All => Rule::Synchronous(Synchronous::default()),
             Waiting::Never | Waiting::Bounded { .. } => Rule::Asynchronous(Asynchronous::default()),
@@ -237,15 +187,23 @@ impl Exchange {
         Ok(Self { shared, rule })
     }
 
-    /// The view changed, or `None`: this peer is in none. Links to members that are gone are dropped with their residual.
-    /// `agreed`: every member is known to hold this view.
+    /// The view changed, or `None`: this peer is in none. Links to members that are gone, or were admitted anew, are dropped with
+    /// their residual. `agreed`: every member is known to hold this view.
     pub fn set_view(&mut self, now: Tick, view: Option<Arc<View>>, agreed: bool) {
-        self.shared.global_batch = view.as_ref().map_or(1, |view| view.global_batch().max(1));
-        self.shared.view = view;
-        self.shared
-            .set_targets(matches!(self.rule, Rule::Synchronous(_)));
+        let directly = matches!(self.rule, Rule::Synchronous(_));
+        let fresh = self.shared.set_view(view, directly);
         match &mut self.rule {
-            Rule::Asynchronous(rule) => rule.set_view(&mut self.shared),
+            Rule::Asynchronous(rule) => {
+                let early = rule.set_view(&mut self.shared, &fresh);
+                for Early {
+                    from,
+                    arrived,
+                    bytes,
+                } in early
+                {
+                    self.packet(now, arrived, from, &bytes);
+                }
+            }
             Rule::Synchronous(rule) => rule.set_view(&mut self.shared, now, agreed),
         }
     }
@@ -271,12 +229,17 @@ impl Exchange {
 
     /// Takes a packet that arrived at `arrived`, which may be some time ago.
     pub fn packet(&mut self, now: Tick, arrived: Tick, from: PeerId, bytes: &[u8]) {
-        let stats = self.shared.stats.entry(from).or_default();
-        stats.bytes_in += bytes.len() as u64;
         let (header, packed) = match split(bytes) {
             Ok(parts) => parts,
             Err(reason) => return self.shared.refuse(from, reason),
         };
+        if let Rule::Asynchronous(rule) = &mut self.rule
+            && rule.is_early(&self.shared, from, &header)
+        {
+            return rule.keep(&mut self.shared, from, arrived, bytes);
+        }
+        let stats = self.shared.stats.entry(from).or_default();
+        stats.bytes_in += bytes.len() as u64;
         self.shared.outputs.push_back(Output::Applied {
             to: from,
             seq: header.seq,
@@ -299,17 +262,17 @@ impl Exchange {
             meter.acknowledged(now, seq, arrived_us);
         }
         if let Rule::Asynchronous(rule) = &mut self.rule {
-            rule.applied(&mut self.shared, from, seq);
+            rule.applied(&mut self.shared, now, from, seq);
         }
     }
 
-    /// The connection to `peer` was lost and made anew: what was in flight may not have arrived.
+    /// The connection to `peer` was lost and made anew: what was in flight may not have arrived, and is sent again.
     pub fn reconnected(&mut self, now: Tick, peer: PeerId) {
         if let Some(meter) = self.shared.meters.get_mut(&peer) {
             meter.reset();
         }
         match &mut self.rule {
-            Rule::Asynchronous(rule) => rule.reconnected(peer),
+            Rule::Asynchronous(rule) => rule.reconnected(&mut self.shared, now, peer),
             Rule::Synchronous(rule) => rule.resend(&mut self.shared, now, peer),
         }
     }
@@ -317,14 +280,14 @@ impl Exchange {
     /// The packet could not be handed to the lane. It is offered again when there is room.
     pub fn returned(&mut self, to: PeerId, seq: u64, packet: Vec<u8>) {
         if let Rule::Asynchronous(rule) = &mut self.rule {
-            rule.returned(to, seq, packet);
+            rule.returned(&mut self.shared, to, seq, packet);
         }
     }
 
     /// Time passed: what waits is offered again, and what may have been lost is repeated.
     pub fn tick(&mut self, now: Tick) {
         match &mut self.rule {
-            Rule::Asynchronous(rule) => rule.tick(&mut self.shared),
+            Rule::Asynchronous(rule) => rule.tick(&mut self.shared, now),
             Rule::Synchronous(rule) => rule.tick(&mut self.shared, now),
         }
         self.shared.estimate_links();
@@ -361,129 +324,4 @@ impl Exchange {
             Rule::Synchronous(_) => 1,
         }
     }
-}
-
-impl Shared {
-    fn refuse(&mut self, from: PeerId, reason: String) {
-        self.stats.entry(from).or_default().refused += 1;
-        self.outputs.push_back(Output::Refused { from, reason });
-    }
-
-    fn others(&self) -> impl Iterator<Item = PeerId> + '_ {
-        let members = self.view.iter().flat_map(|view| &view.members);
-        members
-            .map(|member| member.peer)
-            .filter(|peer| *peer != self.me)
-    }
-
-    fn is_other(&self, peer: PeerId) -> bool {
-        peer != self.me && self.view.as_ref().is_some_and(|view| view.contains(peer))
-    }
-
-    /// Among few members all send to all; of many, each sends along a tree and passes on what it hears.
-    fn set_targets(&mut self, directly: bool) {
-        let members = self.view.iter().flat_map(|view| &view.members);
-        let members: Vec<PeerId> = members.map(|member| member.peer).collect();
-        if directly || !members.contains(&self.me) {
-            self.targets = self.others().collect();
-            self.relays = false;
-        } else {
-            let seed = u64::from_le_bytes(self.job.0[..8].try_into().unwrap_or_default());
-            let overlay = Overlay::of(&members, self.me, seed);
-            self.relays = overlay.relays();
-            self.targets = overlay.tree;
-        }
-        self.meters.retain(|peer, _| members.contains(peer));
-        self.norms.retain(|peer| members.contains(&peer));
-    }
-
-    /// What one unit of a received packet counts.
-    fn weight(&self) -> f32 {
-        let members = self.view.as_ref().map_or(1, |view| view.members.len());
-        match self.config.full {
-            true => 1.0 / members as f32,
-            false => 1.0 / self.global_batch as f32,
-        }
-    }
-
-    /// Bytes of a packet with all that is ever sent, roughly.
-    fn most_bytes(&self) -> usize {
-        let n = self.n_values as f32;
-        match self.config.amount {
-            Amount::TopK { most, .. } => (most * n * 3.0) as usize,
-            Amount::RandomK { fraction } => (fraction * n * 3.0) as usize,
-            Amount::MaxN { .. } | Amount::Dense | Amount::Significant { .. } | Amount::Parts => {
-                self.n_values * 2
-            }
-        }
-    }
-
-    fn tell_limit(&mut self) {
-        if let Some(step) = self.bound.news(self.config.waiting) {
-            self.outputs.push_back(Output::Limit { step });
-        }
-    }
-
-    fn count_sent(&mut self, to: PeerId, bytes: usize, steps: u32, choice: &choice::Choice) {
-        let stats = self.stats.entry(to).or_default();
-        stats.packets_out += 1;
-        stats.bytes_out += bytes as u64;
-        stats.dense_bytes_out += u64::from(steps) * 4 * self.n_values as u64;
-        stats.share = choice.share;
-        stats.bits = choice.bits();
-        stats.bytes_per_step = bytes as f64 / f64::from(steps.max(1));
-    }
-
-    fn estimate_links(&mut self) {
-        for (peer, meter) in &self.meters {
-            let estimate = meter.estimate();
-            let stats = self.stats.entry(*peer).or_default();
-            stats.rate = estimate.rate;
-            stats.round_trip_us = estimate.round_trip.map(|time| time.as_micros() as u64);
-            stats.queueing_us = estimate.queueing.as_micros() as u64;
-        }
-    }
-
-    /// Whether a packet may be what an honest peer sends: its norm per sample is not far beyond all that was seen of late.
-    fn judge(&mut self, from: PeerId, header: &UpdateHeader, packed: &[u8]) -> Result<(), String> {
-        let norm = self
-            .unpacker
-            .norm(packed)
-            .map_err(|error| error.to_string())?;
-        self.norms.judge(from, norm / header.samples.max(1) as f32)
-    }
-
-    fn header(&self, seq: u64, step: u64, samples: u64) -> UpdateHeader {
-        let view = self.view.as_ref().map_or(0, |view| view.stamp.number);
-        UpdateHeader {
-            job: self.job,
-            view,
-            seq,
-            step,
-            samples,
-        }
-    }
-}
-
-/// A header is short: a length byte, then its encoding.
-fn join(header: &UpdateHeader, packed: &[u8]) -> Vec<u8> {
-    let encoded = codec::encode(header);
-    let mut packet = Vec::with_capacity(1 + encoded.len() + packed.len());
-    packet.push(encoded.len() as u8);
-    packet.extend_from_slice(&encoded);
-    packet.extend_from_slice(packed);
-    packet
-}
-
-/// The job that a packet belongs to, and the packet's parts.
-///
-/// # Errors
-/// What is wrong with it, in words.
-pub fn split(packet: &[u8]) -> Result<(UpdateHeader, &[u8]), String> {
-    let (length, rest) = packet.split_first().ok_or("an empty update packet")?;
-    let (header, packed) = rest
-        .split_at_checked(usize::from(*length))
-        .ok_or("an update packet cut short")?;
-    let header = codec::decode(header).map_err(|error| error.to_string())?;
-    Ok((header, packed))
 }

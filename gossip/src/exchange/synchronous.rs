@@ -10,7 +10,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::choice::Choice;
-use super::{Gradient, Output, Shared, join};
+use super::norms::outliers;
+use super::shared::{join, split};
+use super::{Gradient, Output, Shared};
 use crate::gradient::pack::PackError;
 use crate::ids::PeerId;
 use crate::message::UpdateHeader;
@@ -134,13 +136,7 @@ impl Synchronous {
             return;
         }
         for (step, packet) in self.own.iter().filter(|(step, _)| *step < self.sent_below) {
-            let meter = shared.meters.entry(to).or_default();
-            meter.sent(now, *step, packet.len());
-            shared.outputs.push_back(Output::Send {
-                to,
-                seq: *step,
-                packet: packet.clone(),
-            });
+            shared.send(now, to, *step, packet.clone());
         }
     }
 
@@ -194,13 +190,7 @@ impl Synchronous {
             self.sent_below = step + 1;
             for to in shared.targets.clone() {
                 shared.count_sent(to, packet.len(), self.n_steps, &self.choice);
-                let meter = shared.meters.entry(to).or_default();
-                meter.sent(now, *step, packet.len());
-                shared.outputs.push_back(Output::Send {
-                    to,
-                    seq: *step,
-                    packet: packet.clone(),
-                });
+                shared.send(now, to, *step, packet.clone());
             }
         }
     }
@@ -227,22 +217,28 @@ impl Synchronous {
         members.sort_by_key(|member| member.peer);
         let batches = members.iter().map(|member| member.batch_at(step));
         let global: u64 = batches.map(u64::from).sum();
-        self.sum.resize(shared.n_values, 0.0);
-        self.sum.fill(0.0);
-        for member in &members {
+        let mut sum = std::mem::take(&mut self.sum);
+        sum.resize(shared.n_values, 0.0);
+        sum.fill(0.0);
+        let own = split(own).map(|(_, packed)| packed).unwrap_or_default();
+        let packets: Vec<&[u8]> = members
+            .iter()
+            .map(|member| match member.peer == shared.me {
+                true => own,
+                false => self.packet_of(member.peer, step),
+            })
+            .collect();
+        let norm = |packed: &&[u8]| shared.unpacker.norm(packed).ok();
+        let norms: Vec<Option<f32>> = packets.iter().map(norm).collect();
+        let is_absurd = outliers(&norms.iter().copied().flatten().collect::<Vec<_>>());
+        for ((member, packed), norm) in members.iter().zip(packets).zip(norms) {
+            if let Some(norm) = norm.filter(|norm| is_absurd(*norm)) {
+                let reason = format!("its norm is {norm:e}, absurd beside the others'");
+                shared.refuse(member.peer, reason);
+                continue;
+            }
             let weight = member.batch_at(step) as f32 / global.max(1) as f32;
-            let packed = if member.peer == shared.me {
-                super::split(own)
-                    .map(|(_, packed)| packed)
-                    .unwrap_or_default()
-            } else {
-                let held = self
-                    .held
-                    .get(&member.peer)
-                    .and_then(|held| held.iter().find(|(held, _)| *held == step));
-                held.map_or(&[][..], |(_, packed)| packed)
-            };
-            match shared.unpacker.check_and_add(packed, weight, &mut self.sum) {
+            match shared.unpacker.check_and_add(packed, weight, &mut sum) {
                 Ok(_) => {
                     let stats = shared.stats.entry(member.peer).or_default();
                     stats.packets_in += 1;
@@ -251,12 +247,19 @@ impl Synchronous {
                 Err(error) => shared.refuse(member.peer, error.to_string()),
             }
         }
+        self.sum = sum;
         shared.stats.remove(&shared.me);
         self.ready = true;
         self.last_change = now;
         self.step = step + 1;
         self.forget_below(step + 1);
         shared.outputs.push_back(Output::Ready { step });
+    }
+
+    fn packet_of(&self, peer: PeerId, step: u64) -> &[u8] {
+        let held = self.held.get(&peer);
+        let held = held.and_then(|held| held.iter().find(|(held, _)| *held == step));
+        held.map_or(&[], |(_, packed)| packed)
     }
 
     fn forget_below(&mut self, below: u64) {

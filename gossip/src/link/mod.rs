@@ -176,6 +176,10 @@ impl Meter {
         self.queueing_us += (queueing_us - self.queueing_us) / 4.0;
         self.widen(now.since(sent.at), &sent);
         self.measure(now, &sent, &arrival);
+        // Packets all of one size tell nothing of the rate once they do not queue; but each was carried within its round trip.
+        let round_trip_us = now.since(sent.at).as_micros() as f64;
+        let at_us = arrival.at_us as f64;
+        self.rate.at_least(at_us, sent.bytes as f64, round_trip_us);
     }
 
     /// Packet `seq` was lost or taken back: it is no longer in flight.

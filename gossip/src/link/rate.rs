@@ -71,6 +71,14 @@ impl Rate {
         }
     }
 
+    /// The link was busy with a packet that arrived at `at_us` for no longer than `most_us`.
+    pub(super) fn at_least(&mut self, at_us: f64, bytes: f64, most_us: f64) {
+        let most_us = most_us.max(SHORT_US);
+        if self.per_us().is_some_and(|rate| bytes / most_us > rate) {
+            self.sample(at_us, bytes, most_us);
+        }
+    }
+
     /// What came before does not join what comes next.
     pub(super) fn interrupted(&mut self) {
         self.close();

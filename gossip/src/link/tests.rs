@@ -361,6 +361,34 @@ fn a_throttled_receiver_delays_round_trips_and_not_the_rate() {
     assert!(run.last().least_round_trip.unwrap() < Duration::from_millis(120));
 }
 
+/// Where nothing queues, packets of one size do not tell what the link carries: the estimate of a bad moment must not last.
+#[test]
+fn a_link_that_collapsed_recovers_also_with_packets_of_one_size() {
+    let mut meter = Meter::new();
+    let (mut free_us, mut answers) = (0, Vec::new());
+    for step in 0..300u64 {
+        let now = step * 100_000;
+        answers.retain(|(at, seq, arrived)| {
+            let is_here = *at <= now;
+            if is_here {
+                meter.acknowledged(Tick(*at), *seq, *arrived);
+            }
+            !is_here
+        });
+        if meter.estimate().in_flight >= 2 {
+            continue;
+        }
+        let bytes_per_us = if step < 60 { 0.003 } else { 10.0 };
+        let bytes = if step % 7 == 0 && step < 60 { 488 } else { 486 };
+        meter.sent(Tick(now), step, bytes);
+        free_us = now.max(free_us) + (bytes as f64 / bytes_per_us) as u64;
+        answers.push((free_us + 10_000, step, free_us + 5_000));
+    }
+    let rate = meter.estimate().rate.unwrap();
+    // No less than a packet in a round trip.
+    assert!(rate > 40_000.0, "{rate}");
+}
+
 #[test]
 fn a_longer_route_is_followed() {
     let line = Line {

@@ -54,6 +54,19 @@ pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     bincode::serde::encode_to_vec(message, config::standard()).expect("a message of plain data")
 }
 
+/// Appends the bytes of `message` to `out`.
+///
+/// # Panics
+/// As [`encode`].
+#[expect(
+    clippy::expect_used,
+    reason = "messages are plain structs and enums; encoding them to memory cannot fail"
+)]
+pub fn append<T: Serialize>(message: &T, out: &mut Vec<u8>) {
+    bincode::serde::encode_into_std_write(message, out, config::standard())
+        .expect("a message of plain data");
+}
+
 /// The message in `bytes`, all of them.
 ///
 /// # Errors

@@ -1,8 +1,10 @@
 //! What the driver of a peer does with what its agreement wants, and the slow work that comes of it.
 
+use std::time::Duration;
+
 use skein_gossip::agreement::{Input, Output};
 use skein_gossip::ids::{Digest, PeerId};
-use skein_gossip::message::Candidate;
+use skein_gossip::message::{Candidate, Pace};
 use skein_gossip::time::Tick;
 use skein_gossip::view::Contribution;
 
@@ -113,20 +115,31 @@ impl World {
                 if !state.training {
                     return;
                 }
-                let next = self.now + self.step_every * MS;
                 let state = self.peers.get_mut(&peer).unwrap();
+                let member = state.agreement.view().and_then(|view| view.member(peer));
+                let batch = member.map_or(32, |member| member.batch);
+                let per_sample = self.speeds.get(&peer).copied();
+                let takes = per_sample.map_or(self.step_every * MS, |us| us * u64::from(batch));
+                let next = self.now + takes;
+                state.power.observe(batch, Duration::from_micros(takes));
+                let fit = self.lies.get(&peer).copied().or_else(|| state.power.fit());
                 state.step += 1;
-                state.samples += 32;
+                state.samples += u64::from(batch);
                 let progress = Input::Progress {
                     step: state.step,
                     train_loss: 1.0,
                     contribution: Contribution {
-                        steps: state.samples / 32,
+                        steps: state.step,
                         samples: state.samples,
                         ..Default::default()
                     },
                 };
                 self.at(next, Event::Work(process, Work::Step));
+                let pace = Pace {
+                    fit,
+                    ..Pace::default()
+                };
+                self.handle(peer, Input::Pace(Box::new(pace)));
                 progress
             }
         };

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use skein_gossip::agreement::{Agreement, Config, Input};
+use skein_gossip::agreement::{Agreement, Batching, Config, Input};
+use skein_gossip::batching::power::{Fit, Power};
 use skein_gossip::ids::{Digest, PeerId};
 use skein_gossip::message::Decision;
 use skein_gossip::time::Tick;
@@ -57,6 +58,7 @@ pub(crate) struct Peer {
     pub(crate) closed: Option<Option<Decision>>,
     paused_until: u64,
     tick_at: u64,
+    power: Power,
 }
 
 /// How far a view has spread.
@@ -90,6 +92,14 @@ pub(crate) struct World {
     pub(crate) diverged: BTreeSet<PeerId>,
     /// Peers that judge their replica for a minute.
     pub(crate) slow: BTreeSet<PeerId>,
+    /// How samples are shared out.
+    pub(crate) batching: Batching,
+    /// Microseconds per sample of each peer; where none is known a step takes `step_every`.
+    pub(crate) speeds: BTreeMap<PeerId, u64>,
+    /// Fits that some claim, whatever their steps take.
+    pub(crate) lies: BTreeMap<PeerId, Fit>,
+    /// The global batch of each view adopted, and the smallest batch of a member.
+    pub(crate) shared_out: Vec<(u64, u32)>,
     /// The views so far, by number.
     pub(crate) spread: BTreeMap<u64, Spread>,
     /// What the first to close closed with.
@@ -113,6 +123,10 @@ impl World {
             smallest_view: usize::MAX,
             diverged: BTreeSet::new(),
             slow: BTreeSet::new(),
+            batching: Batching::default(),
+            speeds: BTreeMap::new(),
+            lies: BTreeMap::new(),
+            shared_out: Vec::new(),
             spread: BTreeMap::new(),
             closed_with: None,
         }
@@ -143,7 +157,8 @@ impl World {
 
     fn start(&mut self, peer: PeerId) {
         self.starts += 1;
-        let config = Config::new(self.start_peers, 32);
+        let mut config = Config::new(self.start_peers, 32);
+        config.batching = self.batching;
         let agreement = Agreement::new(config, peer, self.starts, Tick(self.now));
         let others: Vec<PeerId> = self.peers.keys().copied().collect();
         self.peers.insert(
@@ -158,6 +173,7 @@ impl World {
                 closed: None,
                 paused_until: 0,
                 tick_at: self.now,
+                power: Power::new(),
             },
         );
         for other in others {
@@ -234,6 +250,8 @@ impl World {
 
     fn adopted(&mut self, view: &Arc<View>) {
         self.smallest_view = self.smallest_view.min(view.members.len());
+        let least = view.members.iter().map(|member| member.batch).min();
+        self.shared_out.push((view.global_batch(), least.unwrap()));
         let spread = self.spread.entry(view.stamp.number).or_insert(Spread {
             proposed: self.now,
             last_adopted: 0,
@@ -362,6 +380,12 @@ impl World {
             .agreement
             .view()
             .map_or(Vec::new(), |v| v.members.iter().map(|m| m.peer).collect())
+    }
+
+    /// Samples per step of `of`, as `peer` has it.
+    pub(crate) fn batch(&self, peer: u16, of: u16) -> u32 {
+        let view = self.peers[&id(peer)].agreement.view().unwrap();
+        view.member(id(of)).unwrap().batch
     }
 
     pub(crate) fn all_closed(&self) -> bool {

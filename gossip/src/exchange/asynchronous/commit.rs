@@ -1,0 +1,258 @@
+//! What is sent at a commit: every group packs what all its links carry until the next one. Links that cannot take it, twice in a row,
+//! leave the group; the others wait once. When they keep up again they come back.
+
+use std::time::Duration;
+
+use super::Asynchronous;
+use crate::exchange::choice::{Choice, Moment};
+use crate::exchange::shared::{Shared, join};
+use crate::gradient::pack::PackError;
+use crate::gradient::selection::{Order, Selection};
+use crate::gradient::values::Values;
+use crate::ids::PeerId;
+use crate::time::Tick;
+
+/// The time between two commits before there were two.
+const FIRST_INTERVAL: Duration = Duration::from_millis(250);
+/// Commits in a row that a link holds its group up before it leaves it.
+const PATIENCE: u32 = 2;
+/// Bytes of an entry of a sparse f32 packet, about.
+const SPARSE_BYTES: usize = 6;
+
+/// A link at a commit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    peer: PeerId,
+    budget: usize,
+    has_room: bool,
+}
+
+/// Why a group is looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Occasion<'a> {
+    /// The parameters, if there are any.
+    Commit(&'a [f32]),
+    /// There may be room for what could not be told before.
+    Room,
+}
+
+impl Asynchronous {
+    /// Sends what each group's links may carry now; without room the residual waits for the next commit.
+    pub(super) fn send_all(
+        &mut self,
+        shared: &mut Shared,
+        now: Tick,
+        occasion: Occasion<'_>,
+    ) -> Result<(), PackError> {
+        let mut names = std::mem::take(&mut self.names);
+        let mut looks = std::mem::take(&mut self.looks);
+        names.clear();
+        names.extend(self.residuals.names());
+        let send = |group: &u32| self.look_at(shared, now, *group, occasion, &mut looks);
+        let outcome = names.iter().try_for_each(send);
+        (self.names, self.looks) = (names, looks);
+        outcome
+    }
+
+    /// Sends to the links of a group, unless one of them holds it up.
+    fn look_at(
+        &mut self,
+        shared: &mut Shared,
+        now: Tick,
+        group: u32,
+        occasion: Occasion<'_>,
+        looks: &mut Vec<Look>,
+    ) -> Result<(), PackError> {
+        let interval = self.interval.unwrap_or(FIRST_INTERVAL);
+        looks.clear();
+        for peer in self.residuals.links(group) {
+            let Some(link) = self.links.get_mut(&peer) else {
+                continue;
+            };
+            link.offer(shared, now, peer);
+            looks.push(Look {
+                peer,
+                has_room: link.has_room(shared, now, peer),
+                budget: (shared.meters.entry(peer).or_default()).budget(now, interval),
+            });
+        }
+        let budgets = |looks: &[Look]| looks.iter().map(|look| look.budget).max().unwrap_or(0);
+        // A link with less than half of what the others have holds them up as well.
+        let wanted = shared.most_bytes().min(budgets(looks));
+        let holds_up = |look: &Look| !look.has_room || look.budget < wanted / 2;
+        if matches!(occasion, Occasion::Room) {
+            if !looks.iter().all(|look| look.has_room) {
+                return Ok(());
+            }
+        } else if self.wait_for(group, looks, holds_up) {
+            for look in looks.iter() {
+                shared.stats.entry(look.peer).or_default().held_back += 1;
+            }
+            return Ok(());
+        }
+        let budget = looks.iter().map(|look| look.budget).min().unwrap_or(0);
+        if self.comes_back(shared, now, group, budget)? {
+            return Ok(());
+        }
+        self.send(shared, now, group, budget, occasion)
+    }
+
+    /// Whether the group waits. Links that held it up for too long leave it, and `looks`.
+    fn wait_for(
+        &mut self,
+        group: u32,
+        looks: &mut Vec<Look>,
+        holds_up: impl Fn(&Look) -> bool,
+    ) -> bool {
+        let mut is_patient = false;
+        for look in looks.iter() {
+            if let Some(link) = self.links.get_mut(&look.peer) {
+                link.held_up = match holds_up(look) {
+                    true => link.held_up + 1,
+                    false => 0,
+                };
+                is_patient |= (1..PATIENCE).contains(&link.held_up);
+            }
+        }
+        let held_up = |look: &Look| self.links.get(&look.peer).map_or(0, |link| link.held_up);
+        let leaving: Vec<PeerId> = (looks.iter().filter(|look| held_up(look) >= PATIENCE))
+            .map(|look| look.peer)
+            .collect();
+        let can_leave = !leaving.is_empty() && leaving.len() < looks.len();
+        if can_leave && self.residuals.leave(group, &leaving) {
+            looks.retain(|look| !leaving.contains(&look.peer));
+        }
+        // One that is only slow and cannot leave sets the pace.
+        let waits = is_patient || looks.iter().any(|look| !look.has_room);
+        if let Some(residual) = self.residuals.get_mut(group) {
+            residual.calm = if waits { 0 } else { residual.calm + 1 };
+        }
+        waits
+    }
+
+    /// Joins the links of a group that keeps up again with those that most links are with, by telling them at once all that
+    /// the others were told and they were not, exactly. Not if that takes longer than until the next commit.
+    fn comes_back(
+        &mut self,
+        shared: &mut Shared,
+        now: Tick,
+        group: u32,
+        budget: usize,
+    ) -> Result<bool, PackError> {
+        let home = self.residuals.largest();
+        let Some(home) = home.filter(|home| !shared.relays && *home != group) else {
+            return Ok(false);
+        };
+        let most_bytes = shared.most_bytes();
+        let Some((home_is, away)) = self.residuals.pair_mut(home, group) else {
+            return Ok(false);
+        };
+        if away.calm < away.look_at {
+            return Ok(false);
+        }
+        away.look_at = away.calm.saturating_mul(2);
+        let pairs = away.values.iter().zip(&home_is.values);
+        let n_different = pairs.filter(|(away, home)| away != home).count();
+        if budget < home_is.budget.min(most_bytes) / 2 || n_different * SPARSE_BYTES > budget {
+            return Ok(false);
+        }
+        let pairs = away.values.iter().zip(&home_is.values);
+        let mut difference: Vec<f32> = pairs.map(|(away, home)| away - home).collect();
+        let order = Order {
+            selection: Selection::Dense,
+            values: Values::F32,
+            weights: None,
+        };
+        let mut packed = std::mem::take(&mut shared.packed);
+        packed.clear();
+        let outcome = shared.packer.pack(&mut difference, order, &mut packed);
+        let (samples, steps) = (away.samples_since, away.steps);
+        if outcome.is_ok() {
+            shared.n_packed += 1;
+            let choice = Choice {
+                share: n_different as f32 / difference.len().max(1) as f32,
+                ..Choice::default()
+            };
+            self.hand_over(shared, now, group, &packed, (samples, steps), choice);
+            self.residuals.join(group, home);
+        }
+        shared.packed = packed;
+        outcome.map(|_| true)
+    }
+
+    /// Packs once for all links of the group.
+    fn send(
+        &mut self,
+        shared: &mut Shared,
+        now: Tick,
+        group: u32,
+        budget: usize,
+        occasion: Occasion<'_>,
+    ) -> Result<(), PackError> {
+        let Some(residual) = self.residuals.get_mut(group) else {
+            return Ok(());
+        };
+        let moment = Moment {
+            budget,
+            step: self.step,
+            turn: residual.turn,
+        };
+        let mut choice = shared
+            .chooser
+            .choose(&mut shared.packer, &residual.values, moment);
+        let weights = match occasion {
+            Occasion::Commit(weights) => weights,
+            Occasion::Room => &[],
+        };
+        if let (Selection::Significant { .. }, Occasion::Room) = (choice.selection, occasion) {
+            // Without the parameters nothing is known to be significant: it is told the step, and as little else as can be.
+            let fraction = f32::MIN_POSITIVE;
+            choice.selection = Selection::TopK { fraction };
+        }
+        let mut packed = std::mem::take(&mut shared.packed);
+        packed.clear();
+        let outcome = shared
+            .packer
+            .pack(&mut residual.values, choice.order(weights), &mut packed);
+        match outcome {
+            Ok(made) => {
+                residual.turn += 1;
+                residual.budget = budget;
+                let owed = (residual.samples, residual.steps);
+                (residual.samples, residual.steps) = (0, 0);
+                shared.norms.sent(made.norm, owed.0);
+                shared.n_packed += 1;
+                self.hand_over(shared, now, group, &packed, owed, choice);
+                shared.packed = packed;
+                Ok(())
+            }
+            Err(error) => {
+                shared.packed = packed;
+                Err(error)
+            }
+        }
+    }
+
+    /// Sends what was packed to all links of the group.
+    fn hand_over(
+        &mut self,
+        shared: &mut Shared,
+        now: Tick,
+        group: u32,
+        packed: &[u8],
+        (samples, steps): (u64, u32),
+        choice: Choice,
+    ) {
+        for to in self.residuals.links(group) {
+            let Some(link) = self.links.get_mut(&to) else {
+                continue;
+            };
+            let seq = self.next_seq;
+            self.next_seq += 1;
+            let packet = join(&shared.header(seq, self.step, samples), packed);
+            link.way.sent(now, seq, &packet);
+            shared.count_sent(to, packet.len(), steps, &choice);
+            shared.send(now, to, seq, packet);
+        }
+    }
+}
