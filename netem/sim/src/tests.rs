@@ -292,3 +292,94 @@ fn an_event_that_repeats_draws_one_of_its_nodes_each_time() {
     let last = record.marks.last().map(|mark| mark.what.as_str());
     assert_eq!(last, Some("deadline"));
 }
+
+/// Each method trains the same model on real data, and all peers close with one and the same.
+#[test]
+fn every_method_trains_and_closes_with_one_model() {
+    const METHODS: [&str; 13] = [
+        "skein",
+        "dlion",
+        "dense",
+        "gaia",
+        "ako",
+        "hop",
+        "ssp",
+        "asp",
+        "adsp",
+        "adacomm",
+        "fixed-adacomm",
+        "local-sgd",
+        "diloco",
+    ];
+    for method in METHODS {
+        let nodes = vec![node(0, 0.8, 50), node(1, 0.4, 20), node(2, 0.4, 20)];
+        let job = format!(
+            "seed = 3\n[model]\nkind = \"mlp\"\nhidden = [16]\n[train]\nbatch = 16\n\
+             optimiser = {{ kind = \"sgd\", lr = 0.05 }}\n[strategy.exchange]\nlike = \"{method}\"\n\
+             [strategy.knowledge]\nevery = 5.0\n[evaluate]\nsamples = 200\n[stop]\nseconds = 30\n"
+        );
+        let mut scenario = scenario(nodes, &job, 90, 1);
+        scenario.sim.problem = Problem::Job;
+        let record = finish(&scenario);
+        let digests: Vec<Option<String>> = (0..3)
+            .map(|rank| {
+                let closed = record.nodes[rank]
+                    .metrics
+                    .iter()
+                    .find(|metric| metric.event == "closed")?;
+                Some(closed.fields.get("digest")?.as_str()?.to_owned())
+            })
+            .collect();
+        assert!(digests[0].is_some(), "{method}: not closed");
+        assert!(
+            digests.iter().all(|digest| *digest == digests[0]),
+            "{method}: {digests:?}"
+        );
+        let accuracy = last(&record, 0, "closed", "val_accuracy").unwrap_or(0.0);
+        assert!(accuracy > 0.7, "{method}: accuracy {accuracy}");
+    }
+}
+
+/// DLion's dynamic batching: a peer that is throttled to a third has its new share within five seconds.
+#[test]
+fn a_throttled_peer_has_its_new_share_within_five_seconds() {
+    let nodes = vec![node(0, 0.8, 50), node(1, 0.8, 50), node(2, 0.4, 20)];
+    let job = JOB.replace("kind = \"equal\"", "kind = \"weighted\"\nglobal = 96");
+    let mut scenario = scenario(nodes, &format!("{job}[stop]\nseconds = 40\n"), 60, 1);
+    let share = 0.8 / 3.0;
+    scenario.events = vec![at(
+        20.0,
+        Action::SetCpu {
+            nodes: vec![0],
+            share,
+        },
+    )];
+    let record = finish(&scenario);
+    let views = record.nodes[0]
+        .metrics
+        .iter()
+        .filter(|metric| metric.event == "view");
+    let shares: Vec<(f64, f64, f64)> = views
+        .filter_map(|view| {
+            let batches = view.fields.get("batches")?.as_array()?;
+            let members = view.fields.get("members")?.as_array()?;
+            let me = record.nodes[0].peer.as_ref()?.get(..8)?;
+            let at = members
+                .iter()
+                .position(|member| member.as_str() == Some(me))?;
+            let sum: f64 = batches.iter().filter_map(|batch| batch.as_f64()).sum();
+            Some((view.t, batches[at].as_f64()?, sum))
+        })
+        .collect();
+    assert!(shares.iter().all(|(_, _, sum)| *sum == 96.0), "{shares:?}");
+    let of = |from: f64, until: f64| {
+        let last = shares.iter().rev().find(|(t, ..)| *t <= until);
+        last.filter(|(t, ..)| *t >= from)
+            .map(|(_, batch, _)| *batch)
+    };
+    let before = of(0.0, 20.0).unwrap_or(0.0);
+    let after = of(20.0, 25.0).unwrap_or(before);
+    // Of 0.8 + 0.8 + 0.4 it has two fifths, of 0.27 + 0.8 + 0.4 less than a fifth.
+    assert!((before - 38.0).abs() < 6.0, "{shares:?}");
+    assert!((after - 17.5).abs() < 5.0, "{shares:?}");
+}
