@@ -10,6 +10,7 @@ mod away;
 mod faults;
 mod joining;
 mod kills;
+mod methods;
 mod restart;
 mod same_loss;
 mod training;

@@ -36,6 +36,8 @@ pub enum Exchange {
     Sync,
     /// Every step waits for all, everything in full precision, the same batch for all.
     SyncDense,
+    /// A known method with its settings.
+    Like(&'static str),
 }
 
 /// Beyond what any test reaches.
@@ -65,6 +67,7 @@ impl Job {
     /// The file.
     pub fn toml(&self) -> String {
         let (waiting, select, values, batching) = match self.exchange {
+            Exchange::Like(_) => ("", "", "", "weighted"),
             Exchange::Async => ("never", "top-k", "f16", "weighted"),
             Exchange::AsyncDense => ("never", "dense", "f32", "weighted"),
             Exchange::Sync => ("all", "top-k", "f16", "weighted"),
@@ -82,6 +85,12 @@ impl Job {
             checkpoint,
             ..
         } = self;
+        let exchange = match self.exchange {
+            Exchange::Like(method) => format!("like = \"{method}\""),
+            _ => format!(
+                "waiting = \"{waiting}\"\nselect = \"{select}\"\nmost = 0.05\nvalues = \"{values}\""
+            ),
+        };
         let seed = Self::SEED;
         format!(
             "name = \"{name}\"\nseed = {seed}\n\
@@ -90,8 +99,7 @@ impl Job {
              [train]\nbatch = {batch}\noptimiser = {optimiser}\n\
              [stop]\n{stop}\n\
              [start]\npeers = {peers}\n\
-             [strategy.exchange]\nwaiting = \"{waiting}\"\nselect = \"{select}\"\nmost = 0.05\n\
-             values = \"{values}\"\n\
+             [strategy.exchange]\n{exchange}\n\
              [strategy.batching]\nkind = \"{batching}\"\n\
              [evaluate]\nevery = {evaluate_every}\n\
              [checkpoint]\n{checkpoint}\n"
