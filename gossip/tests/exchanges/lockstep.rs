@@ -204,6 +204,37 @@ fn all_weigh_by_the_same_batches_at_every_step_whenever_they_hear_of_new_ones() 
     }
 }
 
+/// The second change comes before all hold the view of the first: some never see that.
+#[test]
+fn a_change_that_some_never_heard_of_is_weighed_alike_by_all() {
+    for seed in 0..300u64 {
+        let first = first_view();
+        let mut lockstep = Lockstep::new(&first, seed * 31_337 + 5);
+        (1..=N).for_each(|n| lockstep.hand_in(n));
+        for _ in 0..seed % 40 {
+            lockstep.deliver_one();
+        }
+        let ahead = lockstep.steps.values().max().unwrap() + 2 + seed % 9;
+        let second = Arc::new(reshared(&first, ahead, &[(1, 2), (3, 20), (4, 9)]));
+        for n in (1..=N).filter(|n| *n == 1 || (seed >> n) % 2 == 0) {
+            lockstep.adopt(n, &second, false);
+            for _ in 0..(seed / 7) % 30 {
+                lockstep.deliver_one();
+            }
+        }
+        let step = match lockstep.steps[&1] + 4 <= ahead {
+            true => ahead,
+            false => (lockstep.steps[&1] + 2).max(ahead + 4),
+        };
+        let third = Arc::new(reshared(&second, step, &[(1, 30), (2, 5), (3, 7)]));
+        lockstep.hear(&third);
+        for _ in 0..400 {
+            lockstep.deliver_one();
+        }
+        lockstep.check(step + 3);
+    }
+}
+
 /// The second change comes before the step of the first is reached, or right then.
 #[test]
 fn two_changes_close_together_are_weighed_alike_by_all() {
@@ -214,14 +245,17 @@ fn two_changes_close_together_are_weighed_alike_by_all() {
         for _ in 0..seed % 40 {
             lockstep.deliver_one();
         }
-        let ahead = lockstep.steps.values().max().unwrap() + 2 + seed % 3;
+        let ahead = lockstep.steps.values().max().unwrap() + 2 + seed % 9;
         let second = Arc::new(reshared(&first, ahead, &[(1, 2), (3, 20), (4, 9)]));
         lockstep.hear(&second);
         for _ in 0..(seed / 3) % 60 {
             lockstep.deliver_one();
         }
-        // As the steward, the first, would propose it.
-        let step = lockstep.steps[&1] + 2;
+        // As the steward, the first, proposes it.
+        let step = match lockstep.steps[&1] + 4 <= ahead {
+            true => ahead,
+            false => (lockstep.steps[&1] + 2).max(ahead + 4),
+        };
         let third = Arc::new(reshared(&second, step, &[(1, 30), (2, 5), (3, 7)]));
         lockstep.hear(&third);
         for _ in 0..400 {
