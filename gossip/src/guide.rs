@@ -68,7 +68,7 @@ pub struct Guide {
     /// A refresh that is under way.
     refreshing: Option<PeerId>,
     search: Option<Search>,
-    /// The newest state of a search that was heard.
+    /// The state of the steward's search, as it was last heard.
     heard: Option<SearchState>,
     /// When the present period began, and at which rate.
     period: Option<(Tick, u32)>,
@@ -174,19 +174,7 @@ impl Guide {
         let Some(settings) = self.config.search else {
             return;
         };
-        for (peer, beat) in others {
-            let Some(state) = &beat.pace.search else {
-                continue;
-            };
-            let is_newer = self
-                .heard
-                .as_ref()
-                .is_none_or(|known| known.turn < state.turn);
-            // The steward's is followed also within a turn; a state that no search can be in is nobody's.
-            if (is_newer || *peer == steward) && state.validate().is_ok() {
-                self.heard = Some(state.clone());
-            }
-        }
+        self.hear(steward, others);
         let per_period = if steward == self.me {
             let mut reports: Vec<Report> = others.iter().map(|(_, beat)| report(beat)).collect();
             reports.push(report(beat));
@@ -219,6 +207,25 @@ impl Guide {
                 period: settings.period,
                 implicit_momentum: momentum::implicit(settings.period, &cadences),
             });
+        }
+    }
+
+    /// Keeps the state of the steward's search. The others only repeat what they heard of it, and are asked where there is no
+    /// steward to hear: then the middle one counts, which one liar cannot choose.
+    fn hear(&mut self, steward: PeerId, others: &[(PeerId, &Beat)]) {
+        let sound = |beat: &&Beat| {
+            let state = beat.pace.search.as_ref();
+            state.filter(|state| state.validate().is_ok()).cloned()
+        };
+        let of_steward = others.iter().find(|(peer, _)| *peer == steward);
+        if let Some(state) = of_steward.and_then(|(_, beat)| sound(beat)) {
+            self.heard = Some(state);
+        } else if self.heard.is_none() || (steward == self.me && self.search.is_none()) {
+            let mut states: Vec<_> = others.iter().map(|(_, beat)| sound(beat)).collect();
+            states.extend(self.heard.take().map(Some));
+            states.sort_by_key(|state| state.as_ref().map(|state| state.turn));
+            let middle = states.len().saturating_sub(1) / 2;
+            self.heard = states.into_iter().nth(middle).flatten();
         }
     }
 

@@ -41,12 +41,18 @@ pub struct Member {
     pub slot: u32,
     /// Samples it trains on per step, from `batch_from` on where exchange is synchronous.
     pub batch: u32,
-    /// Samples per step until then.
-    pub batch_before: u32,
-    /// First step with the new batch.
+    /// First step with that batch.
     pub batch_from: u64,
     /// Number of the view that set it.
     pub batch_since: u64,
+    /// Samples per step until then.
+    pub batch_before: u32,
+    /// First step with those.
+    pub batch_before_from: u64,
+    /// Number of the view that set them.
+    pub batch_before_since: u64,
+    /// Samples per step before that: two changes may be close together, and members a step apart.
+    pub batch_earlier: u32,
     /// First step whose packet the others wait for, in synchronous exchange.
     pub from_step: u64,
 }
@@ -54,10 +60,39 @@ pub struct Member {
 impl Member {
     /// Samples of its step `step`.
     pub fn batch_at(&self, step: u64) -> u32 {
-        match step >= self.batch_from {
-            true => self.batch,
-            false => self.batch_before,
+        if step >= self.batch_from {
+            self.batch
+        } else if step >= self.batch_before_from {
+            self.batch_before
+        } else {
+            self.batch_earlier
         }
+    }
+
+    /// The latest view of which all must be known to hold it before its step `step` is passed.
+    pub fn needed_for(&self, step: u64) -> u64 {
+        let changes = [
+            (self.from_step, self.since),
+            (self.batch_before_from, self.batch_before_since),
+            (self.batch_from, self.batch_since),
+        ];
+        let reached = changes.into_iter().filter(|(from, _)| *from <= step);
+        reached.map(|(_, since)| since).max().unwrap_or(0)
+    }
+
+    /// A view sets its samples per step. Where a change is to come that is no earlier, this one takes its place.
+    fn set_batch(&mut self, batch: u32, from: u64, since: u64) {
+        if self.since == since {
+            // It is admitted now: it has made no step with another.
+            (self.batch_before, self.batch_earlier) = (batch, batch);
+        } else if from > self.batch_from {
+            self.batch_earlier = self.batch_before;
+            self.batch_before = self.batch;
+            self.batch_before_from = self.batch_from;
+            self.batch_before_since = self.batch_since;
+            self.batch_from = from;
+        }
+        (self.batch, self.batch_since) = (batch, since);
     }
 }
 
@@ -152,7 +187,7 @@ pub struct Change {
     pub admitted: Vec<Member>,
     /// Members whose samples per step change, and to what.
     pub batches: Vec<(PeerId, u32)>,
-    /// From which step on.
+    /// From which step on; see [`Member::batch_from`].
     pub batches_from: u64,
 }
 
@@ -211,8 +246,9 @@ impl View {
         }
         let is_batch = |batch: u32| (1..=MAX_BATCH).contains(&batch);
         let is_wrong = |member: &Member| {
-            member.since.max(member.batch_since) > number
-                || !(is_batch(member.batch) && is_batch(member.batch_before))
+            let since = [member.since, member.batch_since, member.batch_before_since];
+            let batches = [member.batch, member.batch_before, member.batch_earlier];
+            since.into_iter().any(|since| since > number) || !batches.into_iter().all(is_batch)
         };
         if self.members.iter().any(is_wrong) {
             return inconsistent("a member's admission or batch");
@@ -351,13 +387,7 @@ impl View {
             let Ok(at) = members.binary_search_by_key(peer, |member| member.peer) else {
                 continue;
             };
-            let member = &mut members[at];
-            // One that is admitted now has made no step with another.
-            let is_new = member.since == change.stamp.number;
-            member.batch_before = if is_new { *batch } else { member.batch };
-            member.batch = *batch;
-            member.batch_from = change.batches_from;
-            member.batch_since = change.stamp.number;
+            members[at].set_batch(*batch, change.batches_from, change.stamp.number);
         }
         View {
             stamp: change.stamp,
@@ -414,9 +444,12 @@ fn admit(kept: &[Member], joiners: &[Joiner], since: u64, from_step: u64) -> Vec
         since,
         slot,
         batch: joiner.batch.clamp(1, MAX_BATCH),
-        batch_before: joiner.batch.clamp(1, MAX_BATCH),
         batch_from: from_step,
         batch_since: since,
+        batch_before: joiner.batch.clamp(1, MAX_BATCH),
+        batch_before_from: from_step,
+        batch_before_since: since,
+        batch_earlier: joiner.batch.clamp(1, MAX_BATCH),
         from_step,
     });
     members.collect()

@@ -259,7 +259,9 @@ fn the_longest_view_fits_a_control_frame() {
         member.slot = u32::MAX - n as u32;
         member.since = number;
         (member.batch, member.batch_before) = (MAX_BATCH, MAX_BATCH);
+        member.batch_earlier = MAX_BATCH;
         (member.batch_from, member.batch_since) = (u64::MAX, number);
+        (member.batch_before_from, member.batch_before_since) = (u64::MAX, number);
     }
     let work = Contribution {
         steps: u64::MAX,
@@ -299,7 +301,7 @@ fn the_longest_view_fits_a_control_frame() {
     assert_eq!(longer.validate(), Err(ViewError::TooLong { number }));
 }
 
-/// A change that admits all there can be and shares out anew among them, and the longest beat.
+/// A change that replaces all but the steward and shares out anew among them, and the longest beat.
 #[test]
 fn the_longest_change_and_the_longest_beat_fit_a_control_frame() {
     let peer = |n: usize| {
@@ -323,23 +325,26 @@ fn the_longest_change_and_the_longest_beat_fit_a_control_frame() {
     let change = Change {
         before: stamp,
         stamp,
-        gone: (0..MAX_MEMBERS)
+        gone: (1..MAX_MEMBERS)
             .map(|n| Retired {
                 peer: peer(n),
                 instance: u64::MAX,
                 work,
             })
             .collect(),
-        admitted: (0..MAX_MEMBERS)
+        admitted: (1..MAX_MEMBERS)
             .map(|n| Member {
                 peer: peer(n),
                 instance: u64::MAX,
                 since: u64::MAX - 1,
                 slot: u32::MAX,
                 batch: MAX_BATCH,
-                batch_before: MAX_BATCH,
                 batch_from: u64::MAX,
                 batch_since: u64::MAX - 1,
+                batch_before: MAX_BATCH,
+                batch_before_from: u64::MAX,
+                batch_before_since: u64::MAX - 1,
+                batch_earlier: MAX_BATCH,
                 from_step: u64::MAX,
             })
             .collect(),

@@ -1,11 +1,13 @@
-//! Packing and unpacking allocate nothing per step once they are warm.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! Packing and unpacking allocate nothing per step once they are warm, and the exchange nothing but the packets that go out.
 
 mod counting;
 mod gradients;
 
+use std::sync::Arc;
+
 use counting::{Counts, count};
 use gradients::heavy_tailed;
+use skein_gossip::exchange::{Amount, Config, Exchange, Gradient, Output, ValueChoice, Waiting};
 use skein_gossip::gradient::{
     accumulate::accumulate,
     fit::{Measure, Wanted},
@@ -15,6 +17,10 @@ use skein_gossip::gradient::{
     unpack::Unpacker,
     values::Values,
 };
+
+use skein_gossip::ids::{Digest, JobId, PeerId};
+use skein_gossip::time::Tick;
+use skein_gossip::view::{Holding, Joiner, View};
 
 const LENGTHS: [usize; 5] = [50_000, 64, 9_000, 1, 120_000];
 
@@ -103,6 +109,93 @@ fn fitting_a_budget_allocates_nothing_after_the_first_time() {
                     (fit.selection, fit.values)
                 },
             );
+        }
+    }
+}
+
+fn peer(n: u8) -> PeerId {
+    PeerId([n; 32])
+}
+
+/// The first of so many members, and the second.
+fn two_of(n_members: u8, amount: Amount) -> (Exchange, Exchange) {
+    let joiners: Vec<Joiner> = (1..=n_members)
+        .map(|n| Joiner {
+            peer: peer(n),
+            instance: 1,
+            batch: 8,
+            holds: Holding {
+                samples: 0,
+                step: 0,
+                digest: Digest([0; 32]),
+            },
+        })
+        .collect();
+    let view = Arc::new(View::first(peer(1), &joiners).unwrap());
+    let config = Config {
+        waiting: Waiting::Never,
+        amount,
+        values: ValueChoice::Fixed(Values::F16),
+        full: false,
+        level: 1,
+    };
+    let layout = Layout::new(&LENGTHS).unwrap();
+    let exchange = |n| {
+        let mut exchange = Exchange::new(JobId([1; 32]), peer(n), config, &layout).unwrap();
+        exchange.set_view(Tick(0), Some(view.clone()), true);
+        exchange
+    };
+    (exchange(1), exchange(2))
+}
+
+#[test]
+fn a_commit_allocates_the_packets_that_go_out_and_a_packet_that_comes_in_nothing() {
+    let amounts = [
+        Amount::Dense,
+        Amount::TopK {
+            least: 0.01,
+            most: 0.1,
+        },
+        Amount::RandomK { fraction: 0.05 },
+    ];
+    for (amount, n_members) in amounts
+        .into_iter()
+        .flat_map(|amount| [(amount, 4), (amount, 20)])
+    {
+        let (mut first, mut second) = two_of(n_members, amount);
+        let mut inbox = Vec::new();
+        // Kept copies grow to the largest packet so far.
+        for step in 0..40 {
+            let now = Tick(step * 100_000);
+            let values = heavy_tailed(LENGTHS.iter().sum(), step % 8);
+            let gradient = Gradient {
+                step,
+                n_steps: 1,
+                samples: 8,
+                values: &values,
+                weights: &[],
+            };
+            let ((), counts) = count(|| first.gradient(now, gradient).unwrap());
+            let sent: Vec<Output> = std::iter::from_fn(|| first.poll()).collect();
+            if step >= 30 {
+                assert!(!sent.is_empty());
+                assert_eq!(counts.calls, sent.len(), "{amount:?} step {step}");
+            }
+            for output in sent {
+                let Output::Send { to, seq, packet } = output else {
+                    continue;
+                };
+                if to == peer(2) {
+                    let ((), counts) = count(|| second.packet(now, now, peer(1), &packet));
+                    assert!(second.take(&mut inbox));
+                    while second.poll().is_some() {}
+                    assert!(step < 30 || counts.calls == 0, "{amount:?}: {counts:?}");
+                }
+                let ((), counts) = count(|| first.applied(now, to, seq, now.0));
+                assert!(step < 30 || counts.calls == 0, "{amount:?}: {counts:?}");
+            }
+            let ((), counts) = count(|| first.tick(now));
+            assert!(step < 30 || counts.calls == 0, "{amount:?}: {counts:?}");
         }
     }
 }

@@ -27,6 +27,10 @@ pub struct Batching {
 /// The steward looks at the fits so often.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// Steps between two changes of batches. Members are at most one step apart in lockstep, and what a peer's exchange does is known here a
+/// step or two later.
+const APART: u64 = 4;
+
 impl Agreement {
     /// The training set has so many samples, which bounds the growth of the global batch.
     pub fn set_train_samples(&mut self, n: u64) {
@@ -100,7 +104,8 @@ impl Agreement {
         for (peer, batch) in self.batches_of(&view.members).unwrap_or_default() {
             let entry = view.members.iter_mut().find(|member| member.peer == peer);
             if let Some(member) = entry {
-                (member.batch, member.batch_before) = (batch, batch);
+                member.batch = batch;
+                (member.batch_before, member.batch_earlier) = (batch, batch);
             }
         }
     }
@@ -117,6 +122,19 @@ impl Agreement {
                 .is_some_and(|member| member.batch != *batch)
         };
         change.batches = batches.into_iter().filter(differs).collect();
+        change.batches_from = self.batches_from(&after);
+    }
+
+    /// From which step on new batches hold, so that all weigh all steps alike: a change that nobody can have reached is replaced,
+    /// and otherwise all are past the one before it when this one comes.
+    fn batches_from(&self, view: &View) -> u64 {
+        let members = view.members.iter();
+        let last = members.map(|member| member.batch_from).max().unwrap_or(0);
+        let soon = self.progress.0.saturating_add(APART);
+        match soon <= last {
+            true => last,
+            false => self.admission_step().max(last.saturating_add(APART)),
+        }
     }
 
     /// The change that new shares need, if they are worth it; and when to look again.
@@ -147,7 +165,7 @@ impl Agreement {
         let wanted = rebalance(now, self.reshared_at, &current, &fits, global, MAX_BATCH);
         let change = wanted.map(|batches| {
             self.reshared_at = now;
-            let step = self.admission_step();
+            let step = self.batches_from(view);
             let mut change = view.change(self.me, &BTreeMap::new(), &[], step);
             let differs = |(peer, batch): &(PeerId, u32)| {
                 view.member(*peer)

@@ -174,10 +174,7 @@ impl Synchronous {
     /// knows it yet: without it nobody can pass the step, so all pass it together with the newcomer.
     fn send_own(&mut self, shared: &mut Shared, now: Tick) {
         let Some(view) = &shared.view else { return };
-        let changes_now = |member: &Member| {
-            (member.since > self.agreed && self.step >= member.from_step)
-                || (member.batch_since > self.agreed && self.step >= member.batch_from)
-        };
+        let changes_now = |member: &Member| member.needed_for(self.step) > self.agreed;
         if view.members.iter().any(changes_now) {
             return;
         }

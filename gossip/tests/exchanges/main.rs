@@ -5,5 +5,6 @@
 mod bad_peers;
 mod bounded;
 mod groups;
+mod lockstep;
 mod relays;
 mod wired;
