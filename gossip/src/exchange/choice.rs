@@ -79,6 +79,8 @@ pub(super) struct Moment {
     pub(super) step: u64,
     /// Packets made of this residual so far: turns parts, seeds random choices.
     pub(super) turn: u64,
+    /// How many peers' worth of updates are in the residual: as many times `most` may go.
+    pub(super) updates: f32,
 }
 
 impl Chooser {
@@ -94,14 +96,17 @@ impl Chooser {
         };
         let (selection, share) = match self.amount {
             Amount::TopK { least, most } => {
+                let most = (most * moment.updates).min(1.0);
                 return self.fit(packer, residual, moment, Measure::TopK, (least, most));
             }
             Amount::MaxN { least, most } => {
+                let most = (most * moment.updates).min(1.0);
                 let (least, most) = (100.0 * least, 100.0 * most);
                 return self.fit(packer, residual, moment, Measure::MaxN, (least, most));
             }
             Amount::RandomK { fraction } => {
                 let seed = moment.turn;
+                let fraction = (fraction * moment.updates).min(1.0);
                 (Selection::RandomK { fraction, seed }, fraction)
             }
             Amount::Dense => (Selection::Dense, 1.0),

@@ -21,6 +21,8 @@ pub(super) struct Residual {
     pub(super) samples: u64,
     /// Own steps behind it.
     pub(super) steps: u32,
+    /// Samples of those steps; the others were passed on.
+    pub(super) own_samples: u64,
     /// Packets made of it.
     pub(super) turn: u64,
     /// Samples added since the group was made.
@@ -42,6 +44,7 @@ impl Residual {
             values: vec![0.0; n_values],
             samples: 0,
             steps: 0,
+            own_samples: 0,
             turn: 0,
             samples_since: 0,
             calm: 0,
@@ -55,6 +58,17 @@ impl Residual {
         self.samples = self.samples.saturating_add(samples);
         self.samples_since = self.samples_since.saturating_add(samples);
         self.steps = self.steps.saturating_add(steps);
+        if steps > 0 {
+            self.own_samples = self.own_samples.saturating_add(samples);
+        }
+    }
+
+    /// How many peers' worth of updates wait in it, 1 or more: what is passed on needs room beside what is one's own.
+    pub(super) fn updates(&self) -> f32 {
+        match self.own_samples {
+            0 => 1.0,
+            own => (self.samples as f32 / own as f32).max(1.0),
+        }
     }
 }
 

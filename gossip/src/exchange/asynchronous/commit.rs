@@ -196,6 +196,7 @@ impl Asynchronous {
             budget,
             step: self.step,
             turn: residual.turn,
+            updates: residual.updates(),
         };
         let mut choice = shared
             .chooser
@@ -220,6 +221,7 @@ impl Asynchronous {
                 residual.budget = budget;
                 let owed = (residual.samples, residual.steps);
                 (residual.samples, residual.steps) = (0, 0);
+                residual.own_samples = 0;
                 shared.norms.sent(made.norm, owed.0);
                 shared.n_packed += 1;
                 self.hand_over(shared, now, group, &packed, owed, choice);
