@@ -32,8 +32,8 @@ pub(super) struct Look {
 pub(super) enum Occasion<'a> {
     /// The parameters, if there are any.
     Commit(&'a [f32]),
-    /// There may be room for what could not be told before.
-    Room,
+    /// There may be room for what could not be told before. `parts`: it was long enough that those without room leave.
+    Room { parts: bool },
 }
 
 impl Asynchronous {
@@ -80,8 +80,9 @@ impl Asynchronous {
         // A link with less than half of what the others have holds them up as well.
         let wanted = shared.most_bytes().min(budgets(looks));
         let holds_up = |look: &Look| !look.has_room || look.budget < wanted / 2;
-        if matches!(occasion, Occasion::Room) {
-            if !looks.iter().all(|look| look.has_room) {
+        if let Occasion::Room { parts } = occasion {
+            let parted = parts && self.part(group, looks, |look| !look.has_room);
+            if !parted && !looks.iter().all(|look| look.has_room) {
                 return Ok(());
             }
         } else if self.wait_for(group, looks, holds_up) {
@@ -114,20 +115,31 @@ impl Asynchronous {
                 is_patient |= (1..PATIENCE).contains(&link.held_up);
             }
         }
-        let held_up = |look: &Look| self.links.get(&look.peer).map_or(0, |link| link.held_up);
-        let leaving: Vec<PeerId> = (looks.iter().filter(|look| held_up(look) >= PATIENCE))
-            .map(|look| look.peer)
-            .collect();
-        let can_leave = !leaving.is_empty() && leaving.len() < looks.len();
-        if can_leave && self.residuals.leave(group, &leaving) {
-            looks.retain(|look| !leaving.contains(&look.peer));
-        }
+        let links = std::mem::take(&mut self.links);
+        self.part(group, looks, |look| {
+            let link = links.get(&look.peer);
+            link.is_some_and(|link| link.held_up >= PATIENCE)
+        });
+        self.links = links;
         // One that is only slow and cannot leave sets the pace.
         let waits = is_patient || looks.iter().any(|look| !look.has_room);
         if let Some(residual) = self.residuals.get_mut(group) {
             residual.calm = if waits { 0 } else { residual.calm + 1 };
         }
         waits
+    }
+
+    /// Those links leave the group, and `looks`, unless they are all of it, or there is no room for one more.
+    fn part(&mut self, group: u32, looks: &mut Vec<Look>, leaves: impl Fn(&Look) -> bool) -> bool {
+        let leaving = looks.iter().filter(|look| leaves(look));
+        let leaving: Vec<PeerId> = leaving.map(|look| look.peer).collect();
+        let parts = !leaving.is_empty()
+            && leaving.len() < looks.len()
+            && self.residuals.leave(group, &leaving);
+        if parts {
+            looks.retain(|look| !leaving.contains(&look.peer));
+        }
+        parts
     }
 
     /// Joins the links of a group that keeps up again with those that most links are with, by telling them at once all that
@@ -202,9 +214,10 @@ impl Asynchronous {
             .choose(&mut shared.packer, &residual.values, moment);
         let weights = match occasion {
             Occasion::Commit(weights) => weights,
-            Occasion::Room => &[],
+            Occasion::Room { .. } => &[],
         };
-        if let (Selection::Significant { .. }, Occasion::Room) = (choice.selection, occasion) {
+        if let (Selection::Significant { .. }, Occasion::Room { .. }) = (choice.selection, occasion)
+        {
             // Without the parameters nothing is known to be significant: it is told the step, and as little else as can be.
             let fraction = f32::MIN_POSITIVE;
             choice.selection = Selection::TopK { fraction };
