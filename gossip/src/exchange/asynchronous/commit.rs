@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::Asynchronous;
 use crate::exchange::choice::{Choice, Moment};
+use crate::exchange::residual::CALM;
 use crate::exchange::shared::{Shared, join};
+use crate::gradient::fit::{Measure, Wanted};
 use crate::gradient::pack::PackError;
 use crate::gradient::selection::{Order, Selection};
 use crate::gradient::values::Values;
@@ -18,6 +20,11 @@ const FIRST_INTERVAL: Duration = Duration::from_millis(250);
 const PATIENCE: u32 = 2;
 /// Bytes of an entry of a sparse f32 packet, about.
 const SPARSE_BYTES: usize = 6;
+
+/// A link that carries so many times what the others are sent gains on them when it is told exact values, which take twice the bytes.
+const AHEAD: usize = 4;
+/// Least share of entries of a packet that catches up.
+const LEAST: f32 = 1e-4;
 
 /// A link at a commit.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +99,7 @@ impl Asynchronous {
             return Ok(());
         }
         let budget = looks.iter().map(|look| look.budget).min().unwrap_or(0);
-        if self.comes_back(shared, now, group, budget)? {
+        if self.catches_up(shared, now, group, budget)? {
             return Ok(());
         }
         self.send(shared, now, group, budget, occasion)
@@ -142,9 +149,9 @@ impl Asynchronous {
         parts
     }
 
-    /// Joins the links of a group that keeps up again with those that most links are with, by telling them at once all that
-    /// the others were told and they were not, exactly. Not if that takes longer than until the next commit.
-    fn comes_back(
+    /// Tells the links of a group that keeps up again what those that most links are with were told and they were not, instead of
+    /// what is largest; once that is all, exactly, they join them. False where there is nothing of this kind to do.
+    fn catches_up(
         &mut self,
         shared: &mut Shared,
         now: Tick,
@@ -159,34 +166,62 @@ impl Asynchronous {
         let Some((home_is, away)) = self.residuals.pair_mut(home, group) else {
             return Ok(false);
         };
-        if away.calm < away.look_at {
+        let gains = budget >= AHEAD * home_is.bytes;
+        let is_due = away.calm >= if gains { CALM } else { away.look_at };
+        if !is_due || budget < home_is.budget.min(most_bytes) / 2 {
             return Ok(false);
         }
         away.look_at = away.calm.saturating_mul(2);
         let pairs = away.values.iter().zip(&home_is.values);
-        let n_different = pairs.filter(|(away, home)| away != home).count();
-        if budget < home_is.budget.min(most_bytes) / 2 || n_different * SPARSE_BYTES > budget {
+        let difference = &mut self.difference;
+        difference.clear();
+        difference.extend(pairs.map(|(away, home)| away - home));
+        let n_different = difference.iter().filter(|value| **value != 0.0).count();
+        let fits = n_different * SPARSE_BYTES <= budget;
+        if !(fits || gains) {
             return Ok(false);
         }
-        let pairs = away.values.iter().zip(&home_is.values);
-        let mut difference: Vec<f32> = pairs.map(|(away, home)| away - home).collect();
+        let selection = match fits {
+            true => Selection::Dense,
+            false => {
+                let wanted = Wanted {
+                    bytes: budget,
+                    measure: Measure::TopK,
+                    least: LEAST,
+                    most: 1.0,
+                    values: &[Values::F32],
+                };
+                shared.packer.fit(difference, wanted).selection
+            }
+        };
         let order = Order {
-            selection: Selection::Dense,
+            selection,
             values: Values::F32,
             weights: None,
         };
         let mut packed = std::mem::take(&mut shared.packed);
         packed.clear();
-        let outcome = shared.packer.pack(&mut difference, order, &mut packed);
-        let (samples, steps) = (away.samples_since, away.steps);
-        if outcome.is_ok() {
+        let outcome = shared.packer.pack(difference, order, &mut packed);
+        if let Ok(made) = &outcome {
+            let told = away.values.iter_mut().zip(&home_is.values);
+            let mut n_left = 0;
+            for ((away, home), left) in told.zip(&*difference) {
+                match *left == 0.0 {
+                    true => *away = *home,
+                    false => n_left += 1,
+                }
+            }
+            let owed = (away.samples_since, away.steps);
+            (away.samples, away.steps) = (0, 0);
             shared.n_packed += 1;
             let choice = Choice {
-                share: n_different as f32 / difference.len().max(1) as f32,
+                share: made.n_entries as f32 / difference.len().max(1) as f32,
                 ..Choice::default()
             };
-            self.hand_over(shared, now, group, &packed, (samples, steps), choice);
-            self.residuals.join(group, home);
+            self.hand_over(shared, now, group, &packed, owed, choice);
+            if n_left == 0 {
+                self.residuals.join(group, home);
+            }
         }
         shared.packed = packed;
         outcome.map(|_| true)
@@ -230,7 +265,7 @@ impl Asynchronous {
         match outcome {
             Ok(made) => {
                 residual.turn += 1;
-                residual.budget = budget;
+                (residual.budget, residual.bytes) = (budget, made.bytes);
                 let owed = (residual.samples, residual.steps);
                 (residual.samples, residual.steps) = (0, 0);
                 shared.norms.sent(made.norm, owed.0);

@@ -1,8 +1,8 @@
 //! Exchange in which nobody waits: a residual per group of links, at most [`CREDIT`](super::CREDIT) packets under way on each link, and
 //! an inbox into which whatever arrives is added at once.
 //!
-//! What is sent when, and who shares a residual with whom, is in `commit`. Bounds: one arena per group and one for the inbox, and per
-//! link at most [`CREDIT`](super::CREDIT) packets, whatever the others do, and as many that came early.
+//! What is sent when, and who shares a residual with whom, is in `commit`. Bounds: one arena per group, one for the inbox and
+//! one for what a group catches up, and per link at most [`CREDIT`](super::CREDIT) packets, whatever the others do, and as many that came early.
 
 mod commit;
 
@@ -44,6 +44,8 @@ pub(super) struct Asynchronous {
     /// The groups and the links that are looked at; kept to allocate none.
     names: Vec<u32>,
     looks: Vec<Look>,
+    /// What one group was not told and another was, while it catches up.
+    difference: Vec<f32>,
 }
 
 /// A packet of a view that is not there yet.
