@@ -9,6 +9,7 @@ pub mod overlay;
 pub mod batching;
 pub mod wire;
 pub mod gradient;
+pub mod member;
 pub mod view;
 pub mod transfer;
 pub mod knowledge;

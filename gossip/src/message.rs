@@ -168,7 +168,7 @@ pub struct UpdateHeader {
     pub job: JobId,
     /// Number of the view it was sent in.
     pub view: u64,
-    /// Counts the packets of this link, from 0.
+    /// Ascends along a link, of one process.
     pub seq: u64,
     /// The sender's step.
     pub step: u64,

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Digest, PeerId};
+pub use crate::member::{MAX_BATCH, Member};
 
 /// Most members of one job. Bounds every list in a view, so that the longest view fits a control frame.
 pub const MAX_MEMBERS: usize = 1024;
@@ -27,77 +28,6 @@ pub struct Stamp {
     /// Who proposed it.
     pub steward: PeerId,
 }
-
-/// One member of a view.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Member {
-    /// Who.
-    pub peer: PeerId,
-    /// The process it runs as: a restarted peer has another instance and must be admitted anew.
-    pub instance: u64,
-    /// Number of the view that admitted this instance.
-    pub since: u64,
-    /// Which shard of the data it trains on: the lowest that was free.
-    pub slot: u32,
-    /// Samples it trains on per step, from `batch_from` on where exchange is synchronous.
-    pub batch: u32,
-    /// First step with that batch.
-    pub batch_from: u64,
-    /// Number of the view that set it.
-    pub batch_since: u64,
-    /// Samples per step until then.
-    pub batch_before: u32,
-    /// First step with those.
-    pub batch_before_from: u64,
-    /// Number of the view that set them.
-    pub batch_before_since: u64,
-    /// Samples per step before that: two changes may be close together, and members a step apart.
-    pub batch_earlier: u32,
-    /// First step whose packet the others wait for, in synchronous exchange.
-    pub from_step: u64,
-}
-
-impl Member {
-    /// Samples of its step `step`.
-    pub fn batch_at(&self, step: u64) -> u32 {
-        if step >= self.batch_from {
-            self.batch
-        } else if step >= self.batch_before_from {
-            self.batch_before
-        } else {
-            self.batch_earlier
-        }
-    }
-
-    /// The latest view of which all must be known to hold it before its step `step` is passed.
-    pub fn needed_for(&self, step: u64) -> u64 {
-        let changes = [
-            (self.from_step, self.since),
-            (self.batch_before_from, self.batch_before_since),
-            (self.batch_from, self.batch_since),
-        ];
-        let reached = changes.into_iter().filter(|(from, _)| *from <= step);
-        reached.map(|(_, since)| since).max().unwrap_or(0)
-    }
-
-    /// A view sets its samples per step. Where a change is to come that is no earlier, this one takes its place.
-    fn set_batch(&mut self, batch: u32, from: u64, since: u64) {
-        if self.since == since {
-            // It is admitted now: it has made no step with another.
-            (self.batch_before, self.batch_earlier) = (batch, batch);
-        } else if from > self.batch_from {
-            self.batch_earlier = self.batch_before;
-            self.batch_before = self.batch;
-            self.batch_before_from = self.batch_from;
-            self.batch_before_since = self.batch_since;
-            self.batch_from = from;
-        }
-        (self.batch, self.batch_since) = (batch, since);
-    }
-}
-
-/// Most samples per step of one member.
-pub const MAX_BATCH: u32 = 65_536;
 
 /// What a peer holds of the job's state before it is admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

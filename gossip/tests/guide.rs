@@ -40,7 +40,7 @@ struct Mesh {
     now: u64,
     peers: BTreeMap<u8, Peer>,
     /// What some say instead.
-    lies: BTreeMap<u8, Box<dyn Fn(&mut Beat)>>,
+    lies: BTreeMap<u8, fn(&mut Beat)>,
 }
 
 impl Mesh {
@@ -169,15 +169,12 @@ fn the_next_steward_goes_on_with_the_search_where_it_was() {
 #[test]
 fn only_the_stewards_search_is_followed_and_one_liar_is_not_resumed_from() {
     let mut mesh = Mesh::new(5, searching());
-    mesh.lies.insert(
-        4,
-        Box::new(|beat| {
-            let mut state = SearchState::new(4096);
-            state.turn = u64::MAX - 1;
-            beat.pace.search = Some(state);
-            beat.pace.commits = u64::MAX;
-        }),
-    );
+    mesh.lies.insert(4, |beat| {
+        let mut state = SearchState::new(4096);
+        state.turn = u64::MAX - 1;
+        beat.pace.search = Some(state);
+        beat.pace.commits = u64::MAX;
+    });
     mesh.turns(20);
     let steward = mesh.state(1);
     assert!(steward.turn < 100, "{steward:?}");
@@ -194,8 +191,7 @@ fn only_the_stewards_search_is_followed_and_one_liar_is_not_resumed_from() {
 #[test]
 fn rates_are_for_all_the_same_and_nobodys_claim_sends_the_others_off() {
     let mut mesh = Mesh::new(4, searching());
-    mesh.lies
-        .insert(3, Box::new(|beat| beat.pace.commits = u64::MAX));
+    mesh.lies.insert(3, |beat| beat.pace.commits = u64::MAX);
     let mut wished = Vec::new();
     for _ in 0..60 {
         mesh.turn();
@@ -221,13 +217,10 @@ fn whoever_always_claims_to_be_best_is_asked_ever_more_rarely() {
         ..Config::default()
     };
     let mut mesh = Mesh::new(4, config);
-    mesh.lies.insert(
-        3,
-        Box::new(|beat| {
-            beat.train_loss = 1e-6;
-            beat.batch = u32::MAX;
-        }),
-    );
+    mesh.lies.insert(3, |beat| {
+        beat.train_loss = 1e-6;
+        beat.batch = u32::MAX;
+    });
     let (mut early, mut late) = (0, 0);
     for turn in 0..2 * 1200u64 {
         mesh.turn();

@@ -219,7 +219,7 @@ impl Exchange {
     /// Takes an own gradient.
     ///
     /// # Errors
-    /// [`PackError`]: it is not finite; nothing of it was sent or kept.
+    /// [`PackError`]: it is not finite; nothing of it was sent or kept. The step counts as made, so that nobody waits for it.
     pub fn gradient(&mut self, now: Tick, gradient: Gradient<'_>) -> Result<(), PackError> {
         match &mut self.rule {
             Rule::Asynchronous(rule) => rule.gradient(&mut self.shared, now, gradient),

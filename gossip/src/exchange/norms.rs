@@ -15,7 +15,7 @@ const FASTER: u64 = 16;
 const FEW: u32 = 4;
 /// Weight of the newest packet in a peer's mean.
 const WEIGHT: f32 = 0.125;
-/// What is left of the largest own norm from one packet to the next: gradients that vanish here do not make all others absurd.
+/// What is left of the largest own norm from one commit to the next: gradients that vanish here do not make all others absurd.
 const KEPT: f32 = 0.999;
 
 #[derive(Debug, Default)]
@@ -38,16 +38,18 @@ struct Known {
 }
 
 impl Norms {
-    /// This peer trained on so many samples.
-    pub(super) fn trained(&mut self, samples: u64) {
+    /// This peer has a gradient of so many samples.
+    pub(super) fn trained(&mut self, values: &[f32], samples: u64) {
         self.own_samples = self.own_samples.saturating_add(samples);
+        self.own *= KEPT;
+        self.sent(norm(values), samples);
     }
 
     /// An own packet was made.
     pub(super) fn sent(&mut self, norm: f32, samples: u64) {
         let norm = norm / samples.max(1) as f32;
         if norm.is_finite() {
-            self.own = norm.max(KEPT * self.own);
+            self.own = norm.max(self.own);
         }
     }
 
@@ -107,6 +109,19 @@ impl Norms {
     }
 }
 
+/// Euclidean; infinite where squares are beyond f32.
+fn norm(values: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let mut sums = [0.0f32; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        let lanes = sums.iter_mut().zip(chunk);
+        lanes.for_each(|(sum, value)| *sum += value * value);
+    }
+    let rest = chunks.remainder().iter().map(|value| value * value);
+    (sums.iter().sum::<f32>() + rest.sum::<f32>()).sqrt()
+}
+
 /// The lower of two in the middle; 0 of none.
 fn median(values: &mut [f32]) -> f32 {
     values.sort_unstable_by(f32::total_cmp);
@@ -136,7 +151,7 @@ mod tests {
     #[test]
     fn an_absurd_norm_is_refused_from_the_first_packet_on() {
         let mut norms = Norms::default();
-        norms.trained(8);
+        norms.trained(&[0.1; 20], 8);
         norms.sent(16.0, 8);
         assert!(norms.judge(peer(2), 199.0, 1, 1).is_ok());
         assert!(norms.judge(peer(3), 201.0, 1, 1).is_err());
@@ -149,8 +164,7 @@ mod tests {
         let mut norms = Norms::default();
         let (mut norm, mut refused) = (1.0, 0);
         for _ in 0..200 {
-            norms.trained(1);
-            norms.sent(1.0, 1);
+            norms.trained(&[1.0], 1);
             norms.judge(peer(1), 1.0, 1, 1).unwrap();
             norms.judge(peer(3), 2.0, 1, 1).unwrap();
             norm *= 1.2;
@@ -162,8 +176,7 @@ mod tests {
     #[test]
     fn samples_that_nobody_can_have_trained_on_excuse_nothing() {
         let mut norms = Norms::default();
-        norms.trained(10);
-        norms.sent(10.0, 10);
+        norms.trained(&[6.0, 0.0, 8.0], 10);
         assert!(norms.judge(peer(1), 1e9, u64::MAX, 1).is_err());
         assert!(norms.judge(peer(1), 1e4, u64::MAX, 1).is_ok(), "a fast one");
         assert!(norms.judge(peer(2), 0.0, 0, 1).is_ok());
@@ -172,13 +185,21 @@ mod tests {
     #[test]
     fn gradients_that_vanish_and_come_back_are_no_fault() {
         let mut norms = Norms::default();
-        norms.sent(5.0, 1);
+        norms.trained(&[5.0], 1);
         for _ in 0..10 {
+            norms.trained(&[0.0], 1);
             norms.sent(0.0, 1);
             norms.judge(peer(1), 0.0, 1, 1).unwrap();
             norms.judge(peer(2), 0.0, 1, 1).unwrap();
         }
         norms.judge(peer(1), 5.0, 1, 1).unwrap();
+    }
+
+    #[test]
+    fn a_norm_is_that_of_all_values() {
+        assert_eq!(norm(&[]), 0.0);
+        assert_eq!(norm(&[1.0; 49]), 7.0);
+        assert_eq!(norm(&[f32::MAX; 2]), f32::INFINITY);
     }
 
     #[test]

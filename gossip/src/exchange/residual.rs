@@ -1,7 +1,7 @@
 //! Residuals: what some links have not been told. Links that carry about as much share one, and the packets made of it.
 //!
-//! Links leave their group together, with a copy, when they hold the others up. They come back when they keep up again and the
-//! difference fits one packet, so nothing is told twice or not at all. So memory is an arena per group, at most [`MAX_GROUPS`]; where
+//! Links leave their group together, with a copy, when they hold the others up. When they keep up again they are told the difference, and
+//! join when there is none left, so nothing is told twice or not at all. So memory is an arena per group, at most [`MAX_GROUPS`]; where
 //! there are more kinds of links than that, a group goes at the pace of its slowest. Where updates are relayed each link has its own,
 //! because it must not be told what came from it.
 
@@ -29,13 +29,14 @@ pub(super) struct Residual {
     pub(super) samples_since: u64,
     /// Commits in a row at which no link of it held it up.
     pub(super) calm: u32,
-    /// Of them, how many must pass before it is looked at whether it can join the others again.
+    /// Of them, how many must pass before it is looked at again whether little is missing to join the others.
     pub(super) look_at: u32,
-    /// Bytes that each link was given at the last packet.
+    /// Bytes that each link was given at the last packet, and bytes of it.
     pub(super) budget: usize,
+    pub(super) bytes: usize,
 }
 
-/// Commits without a hold-up after which a group may join another.
+/// Commits without a hold-up after which a group may begin to catch up with another.
 pub(super) const CALM: u32 = 8;
 
 impl Residual {
@@ -50,6 +51,7 @@ impl Residual {
             calm: 0,
             look_at: CALM,
             budget: 0,
+            bytes: 0,
         }
     }
 

@@ -91,9 +91,15 @@ impl Synchronous {
         self.turn += 1;
         shared.n_packed += 1;
         let order = self.choice.order(gradient.weights);
-        if let Err(error) = shared.packer.pack(&mut self.residual, order, &mut packed) {
+        let outcome = shared.packer.pack(&mut self.residual, order, &mut packed);
+        if outcome.is_err() {
+            // All wait for a packet of this step: it says that there is nothing in it.
             self.residual.fill(0.0);
-            return Err(error);
+            packed.clear();
+            let nothing = Choice::default();
+            shared
+                .packer
+                .pack(&mut self.residual, nothing.order(&[]), &mut packed)?;
         }
         let packet = join(&shared.header(step, step, gradient.samples), &packed);
         self.own.push_back((step, packet));
@@ -105,7 +111,7 @@ impl Synchronous {
         self.last_change = now;
         self.send_own(shared, now);
         self.combine(shared, now);
-        Ok(())
+        outcome.map(|_| ())
     }
 
     pub(super) fn packet(

@@ -215,3 +215,52 @@ fn in_lockstep_an_absurd_packet_is_left_out_by_all_alike() {
     }
     assert_eq!(wired.of(1).stats()[&id(3)].refused, 2);
 }
+
+/// Whoever diverged has nothing to tell, but the others must not wait for it.
+#[test]
+fn a_gradient_that_is_not_finite_stops_no_step_of_the_others() {
+    for waiting in [
+        Waiting::All,
+        Waiting::Bounded {
+            staleness: 1,
+            backup: 0,
+        },
+    ] {
+        let config = Config {
+            waiting,
+            ..config(Amount::Dense)
+        };
+        let mut wired = Wired::new(3, &LENGTHS, config);
+        for step in 0..10 {
+            for n in 1..=3 {
+                let mut values = gradient(N_VALUES, step * 100 + u64::from(n));
+                if n == 2 && step % 3 == 1 {
+                    values[7] = f32::NAN;
+                    let bad = Gradient {
+                        step,
+                        n_steps: 1,
+                        samples: u64::from(BATCH),
+                        values: &values,
+                        weights: &[],
+                    };
+                    let now = Tick(wired.now);
+                    assert!(wired.of(2).gradient(now, bad).is_err());
+                    wired.drain(id(2));
+                } else {
+                    wired.commit(n, step, &values, &[]);
+                }
+            }
+            let before = wired.heard[&id(1)].clone();
+            wired.run(wired.now + 100 * MS);
+            assert_ne!(before, wired.heard[&id(1)], "{waiting:?}, step {step}");
+            let heard = wired.heard.values().flatten();
+            assert!(heard.copied().all(f64::is_finite));
+            if waiting != Waiting::All {
+                assert_eq!(wired.limits[&id(1)], step + 3);
+            }
+        }
+        if waiting == Waiting::All {
+            assert_eq!(wired.heard[&id(1)], wired.heard[&id(3)]);
+        }
+    }
+}

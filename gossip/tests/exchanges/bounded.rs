@@ -123,6 +123,19 @@ fn links_without_room_stop_nobody_for_good() {
     assert!(race.slowest() > before + 20, "{before} {}", race.slowest());
 }
 
+/// One that hears nothing of this peer is not waited for; the others hear of it as soon as ever.
+#[test]
+fn a_link_without_room_does_not_keep_the_step_from_the_others() {
+    let mut race = Race::new(4, bounded(1, 1, Amount::Dense), |_| 10);
+    race.run(1_000);
+    for n in 1..=3 {
+        race.wired.unanswered.insert((id(n), id(4)));
+    }
+    let before = race.made(1);
+    race.run(5_000);
+    assert!(race.made(1) >= before + 100, "{before} {}", race.made(1));
+}
+
 #[test]
 fn a_member_that_stops_or_never_sends_holds_others_up_until_it_is_dropped() {
     for stops_at in [0, 50] {

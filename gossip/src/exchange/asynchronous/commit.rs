@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::Asynchronous;
 use crate::exchange::choice::{Choice, Moment};
+use crate::exchange::residual::CALM;
 use crate::exchange::shared::{Shared, join};
+use crate::gradient::fit::{Measure, Wanted};
 use crate::gradient::pack::PackError;
 use crate::gradient::selection::{Order, Selection};
 use crate::gradient::values::Values;
@@ -18,6 +20,11 @@ const FIRST_INTERVAL: Duration = Duration::from_millis(250);
 const PATIENCE: u32 = 2;
 /// Bytes of an entry of a sparse f32 packet, about.
 const SPARSE_BYTES: usize = 6;
+
+/// A link that carries so many times what the others are sent gains on them when it is told exact values, which take twice the bytes.
+const AHEAD: usize = 4;
+/// Least share of entries of a packet that catches up.
+const LEAST: f32 = 1e-4;
 
 /// A link at a commit.
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +39,8 @@ pub(super) struct Look {
 pub(super) enum Occasion<'a> {
     /// The parameters, if there are any.
     Commit(&'a [f32]),
-    /// There may be room for what could not be told before.
-    Room,
+    /// There may be room for what could not be told before. `parts`: it was long enough that those without room leave.
+    Room { parts: bool },
 }
 
 impl Asynchronous {
@@ -80,8 +87,9 @@ impl Asynchronous {
         // A link with less than half of what the others have holds them up as well.
         let wanted = shared.most_bytes().min(budgets(looks));
         let holds_up = |look: &Look| !look.has_room || look.budget < wanted / 2;
-        if matches!(occasion, Occasion::Room) {
-            if !looks.iter().all(|look| look.has_room) {
+        if let Occasion::Room { parts } = occasion {
+            let parted = parts && self.part(group, looks, |look| !look.has_room);
+            if !parted && !looks.iter().all(|look| look.has_room) {
                 return Ok(());
             }
         } else if self.wait_for(group, looks, holds_up) {
@@ -91,7 +99,7 @@ impl Asynchronous {
             return Ok(());
         }
         let budget = looks.iter().map(|look| look.budget).min().unwrap_or(0);
-        if self.comes_back(shared, now, group, budget)? {
+        if self.catches_up(shared, now, group, budget)? {
             return Ok(());
         }
         self.send(shared, now, group, budget, occasion)
@@ -114,14 +122,12 @@ impl Asynchronous {
                 is_patient |= (1..PATIENCE).contains(&link.held_up);
             }
         }
-        let held_up = |look: &Look| self.links.get(&look.peer).map_or(0, |link| link.held_up);
-        let leaving: Vec<PeerId> = (looks.iter().filter(|look| held_up(look) >= PATIENCE))
-            .map(|look| look.peer)
-            .collect();
-        let can_leave = !leaving.is_empty() && leaving.len() < looks.len();
-        if can_leave && self.residuals.leave(group, &leaving) {
-            looks.retain(|look| !leaving.contains(&look.peer));
-        }
+        let links = std::mem::take(&mut self.links);
+        self.part(group, looks, |look| {
+            let link = links.get(&look.peer);
+            link.is_some_and(|link| link.held_up >= PATIENCE)
+        });
+        self.links = links;
         // One that is only slow and cannot leave sets the pace.
         let waits = is_patient || looks.iter().any(|look| !look.has_room);
         if let Some(residual) = self.residuals.get_mut(group) {
@@ -130,9 +136,22 @@ impl Asynchronous {
         waits
     }
 
-    /// Joins the links of a group that keeps up again with those that most links are with, by telling them at once all that
-    /// the others were told and they were not, exactly. Not if that takes longer than until the next commit.
-    fn comes_back(
+    /// Those links leave the group, and `looks`, unless they are all of it, or there is no room for one more.
+    fn part(&mut self, group: u32, looks: &mut Vec<Look>, leaves: impl Fn(&Look) -> bool) -> bool {
+        let leaving = looks.iter().filter(|look| leaves(look));
+        let leaving: Vec<PeerId> = leaving.map(|look| look.peer).collect();
+        let parts = !leaving.is_empty()
+            && leaving.len() < looks.len()
+            && self.residuals.leave(group, &leaving);
+        if parts {
+            looks.retain(|look| !leaving.contains(&look.peer));
+        }
+        parts
+    }
+
+    /// Tells the links of a group that keeps up again what those that most links are with were told and they were not, instead of
+    /// what is largest; once that is all, exactly, they join them. False where there is nothing of this kind to do.
+    fn catches_up(
         &mut self,
         shared: &mut Shared,
         now: Tick,
@@ -147,34 +166,62 @@ impl Asynchronous {
         let Some((home_is, away)) = self.residuals.pair_mut(home, group) else {
             return Ok(false);
         };
-        if away.calm < away.look_at {
+        let gains = budget >= AHEAD * home_is.bytes;
+        let is_due = away.calm >= if gains { CALM } else { away.look_at };
+        if !is_due || budget < home_is.budget.min(most_bytes) / 2 {
             return Ok(false);
         }
         away.look_at = away.calm.saturating_mul(2);
         let pairs = away.values.iter().zip(&home_is.values);
-        let n_different = pairs.filter(|(away, home)| away != home).count();
-        if budget < home_is.budget.min(most_bytes) / 2 || n_different * SPARSE_BYTES > budget {
+        let difference = &mut self.difference;
+        difference.clear();
+        difference.extend(pairs.map(|(away, home)| away - home));
+        let n_different = difference.iter().filter(|value| **value != 0.0).count();
+        let fits = n_different * SPARSE_BYTES <= budget;
+        if !(fits || gains) {
             return Ok(false);
         }
-        let pairs = away.values.iter().zip(&home_is.values);
-        let mut difference: Vec<f32> = pairs.map(|(away, home)| away - home).collect();
+        let selection = match fits {
+            true => Selection::Dense,
+            false => {
+                let wanted = Wanted {
+                    bytes: budget,
+                    measure: Measure::TopK,
+                    least: LEAST,
+                    most: 1.0,
+                    values: &[Values::F32],
+                };
+                shared.packer.fit(difference, wanted).selection
+            }
+        };
         let order = Order {
-            selection: Selection::Dense,
+            selection,
             values: Values::F32,
             weights: None,
         };
         let mut packed = std::mem::take(&mut shared.packed);
         packed.clear();
-        let outcome = shared.packer.pack(&mut difference, order, &mut packed);
-        let (samples, steps) = (away.samples_since, away.steps);
-        if outcome.is_ok() {
+        let outcome = shared.packer.pack(difference, order, &mut packed);
+        if let Ok(made) = &outcome {
+            let told = away.values.iter_mut().zip(&home_is.values);
+            let mut n_left = 0;
+            for ((away, home), left) in told.zip(&*difference) {
+                match *left == 0.0 {
+                    true => *away = *home,
+                    false => n_left += 1,
+                }
+            }
+            let owed = (away.samples_since, away.steps);
+            (away.samples, away.steps) = (0, 0);
             shared.n_packed += 1;
             let choice = Choice {
-                share: n_different as f32 / difference.len().max(1) as f32,
+                share: made.n_entries as f32 / difference.len().max(1) as f32,
                 ..Choice::default()
             };
-            self.hand_over(shared, now, group, &packed, (samples, steps), choice);
-            self.residuals.join(group, home);
+            self.hand_over(shared, now, group, &packed, owed, choice);
+            if n_left == 0 {
+                self.residuals.join(group, home);
+            }
         }
         shared.packed = packed;
         outcome.map(|_| true)
@@ -203,9 +250,10 @@ impl Asynchronous {
             .choose(&mut shared.packer, &residual.values, moment);
         let weights = match occasion {
             Occasion::Commit(weights) => weights,
-            Occasion::Room => &[],
+            Occasion::Room { .. } => &[],
         };
-        if let (Selection::Significant { .. }, Occasion::Room) = (choice.selection, occasion) {
+        if let (Selection::Significant { .. }, Occasion::Room { .. }) = (choice.selection, occasion)
+        {
             // Without the parameters nothing is known to be significant: it is told the step, and as little else as can be.
             let fraction = f32::MIN_POSITIVE;
             choice.selection = Selection::TopK { fraction };
@@ -218,7 +266,7 @@ impl Asynchronous {
         match outcome {
             Ok(made) => {
                 residual.turn += 1;
-                residual.budget = budget;
+                (residual.budget, residual.bytes) = (budget, made.bytes);
                 let owed = (residual.samples, residual.steps);
                 (residual.samples, residual.steps) = (0, 0);
                 residual.own_samples = 0;

@@ -1,8 +1,8 @@
 //! Exchange in which nobody waits: a residual per group of links, at most [`CREDIT`](super::CREDIT) packets under way on each link, and
 //! an inbox into which whatever arrives is added at once.
 //!
-//! What is sent when, and who shares a residual with whom, is in `commit`. Bounds: one arena per group and one for the inbox, and per link at most
-//! [`CREDIT`](super::CREDIT) packets, whatever the others do, and as many that came early.
+//! What is sent when, and who shares a residual with whom, is in `commit`. Bounds: one arena per group, one for the inbox and
+//! one for what a group catches up, and per link at most [`CREDIT`](super::CREDIT) packets, whatever the others do, and as many that came early.
 
 mod commit;
 
@@ -44,6 +44,8 @@ pub(super) struct Asynchronous {
     /// The groups and the links that are looked at; kept to allocate none.
     names: Vec<u32>,
     looks: Vec<Look>,
+    /// What one group was not told and another was, while it catches up.
+    difference: Vec<f32>,
 }
 
 /// A packet of a view that is not there yet.
@@ -109,13 +111,17 @@ impl Asynchronous {
             let mut values = gradient.values.iter().enumerate();
             let bad = values.find(|(_, value)| !value.is_finite());
             let (entry, value) = bad.map_or((0, 0.0), |(entry, value)| (entry, *value));
+            // The step was made all the same, and others may wait to hear of it.
+            let all = self.residuals.iter_mut();
+            all.for_each(|(_, residual)| residual.count(0, gradient.n_steps));
+            self.send_all(shared, now, Occasion::Commit(gradient.weights))?;
             return Err(PackError::NotFinite {
                 variable: 0,
                 entry,
                 value,
             });
         }
-        shared.norms.trained(gradient.samples);
+        shared.norms.trained(gradient.values, gradient.samples);
         for (_, residual) in self.residuals.iter_mut() {
             if !accumulate(&mut residual.values, gradient.values) {
                 // Sums of finite gradients overflowed: what is owed is lost, or nothing would ever be sent again.
@@ -219,7 +225,7 @@ impl Asynchronous {
             link.way.applied(seq);
             link.offer(shared, now, from);
         }
-        self.tell_step(shared, now);
+        self.tell_step(shared, now, false);
     }
 
     pub(super) fn reconnected(&mut self, shared: &mut Shared, now: Tick, peer: PeerId) {
@@ -244,7 +250,7 @@ impl Asynchronous {
             link.has_room(shared, now, *peer);
             link.offer(shared, now, *peer);
         }
-        self.tell_step(shared, now);
+        self.tell_step(shared, now, true);
         for (group, residual) in self.residuals.iter() {
             for peer in self.residuals.links(group) {
                 shared.stats.entry(peer).or_default().steps_untold = residual.steps;
@@ -254,14 +260,14 @@ impl Asynchronous {
 
     /// Where others wait for this peer's step, and it perhaps for theirs, what it could not tell them at its commit is told as
     /// soon as there is room: there may be no commit before that.
-    fn tell_step(&mut self, shared: &mut Shared, now: Tick) {
+    fn tell_step(&mut self, shared: &mut Shared, now: Tick, parts: bool) {
         let is_untold = self
             .residuals
             .iter()
             .any(|(_, residual)| residual.steps > 0);
         if is_untold && matches!(shared.config.waiting, Waiting::Bounded { .. }) {
             // An error is one of packing, and shows at the next commit again.
-            let _ = self.send_all(shared, now, Occasion::Room);
+            let _ = self.send_all(shared, now, Occasion::Room { parts });
         }
     }
 
