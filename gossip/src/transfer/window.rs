@@ -27,8 +27,12 @@ const PIECE_TAKES: Duration = Duration::from_millis(2);
 const QUEUE_TAKES: Duration = Duration::from_millis(2);
 /// The least round trip is one of this span or the one before; each begins with an empty queue, in which it shows.
 const SPAN: Duration = Duration::from_secs(10);
-/// The window grows by this part of itself per round trip; by the whole while it has never been too large.
+/// The window grows by this part of itself per round trip while there is no queue, by less while there is a short one. At
+/// first it doubles, until there is one.
 const GROWTH: u64 = 8;
+/// Pieces leave at most so much faster than they were seen to arrive, and twice as fast while the window doubles: else, after a
+/// pause, the whole window would leave at once and stand in the queue.
+const HURRY: f64 = 1.1;
 /// A class of which nothing arrives for so long beyond four round trips is held up by its receiver, not by the link.
 const STALL: Duration = Duration::from_millis(50);
 
@@ -105,8 +109,10 @@ pub struct Window {
     drains: bool,
     /// Bytes per second while the window was full.
     rate: f64,
-    /// The window has never been too large.
+    /// The window still doubles.
     opens: bool,
+    /// When the next piece may leave.
+    leaves: Tick,
 }
 
 impl Default for Window {
@@ -121,6 +127,7 @@ impl Default for Window {
             drains: false,
             rate: 0.0,
             opens: true,
+            leaves: Tick(0),
         }
     }
 }
@@ -137,14 +144,16 @@ impl Window {
         lane.n_frames = lane.n_frames.saturating_sub(1);
     }
 
-    /// The next piece of a frame of which `left` bytes are left, if it may be sent now. Ask again when a piece of any frame
-    /// has arrived, when a frame has ended, and after [`Self::patience`].
-    pub fn take(&mut self, class: Class, left: usize, now: Tick) -> Option<Piece> {
+    /// The next piece of a frame of which `left` bytes are left.
+    ///
+    /// # Errors
+    /// It may not be sent now. Ask again when a piece of any frame has arrived, when a frame has ended, or after this time.
+    pub fn take(&mut self, class: Class, left: usize, now: Tick) -> Result<Piece, Duration> {
         let other = class.other();
         let is_held_up = self.is_held_up(other, now);
         let waits = self.lanes[other as usize].n_frames > 0 && other < class;
         if waits && !is_held_up {
-            return None;
+            return Err(self.patience());
         }
         let mut in_flight = self.lanes[class as usize].in_flight;
         if !is_held_up {
@@ -152,14 +161,23 @@ impl Window {
         }
         let bytes = self.piece_bytes().min(left as u64);
         if in_flight > 0 && (self.drains || in_flight + bytes > self.limit) {
-            return None;
+            return Err(self.patience());
+        }
+        if self.rate > 0.0 {
+            // What is behind its time by as much as the queue may hold is made up for.
+            let due = self.leaves.max(now - QUEUE_TAKES);
+            if due > now {
+                return Err(due.since(now));
+            }
+            let hurry = if self.opens { 2.0 } else { HURRY };
+            self.leaves = due + Duration::from_secs_f64(bytes as f64 / (self.rate * hurry));
         }
         let lane = &mut self.lanes[class as usize];
         if lane.in_flight == 0 {
             lane.moved = now;
         }
         lane.in_flight += bytes;
-        Some(Piece {
+        Ok(Piece {
             class,
             bytes,
             sent: now,
@@ -169,8 +187,8 @@ impl Window {
         })
     }
 
-    /// How long a frame waits for its turn before it looks whether others are held up.
-    pub fn patience(&self) -> Duration {
+    /// After this long others may turn out to be held up.
+    fn patience(&self) -> Duration {
         STALL + 4 * self.round_trip().unwrap_or_default()
     }
 
@@ -235,17 +253,13 @@ impl Window {
         self.rate = round.rate;
         let aim = (self.rate * QUEUE_TAKES.as_secs_f64()).max(self.piece_bytes() as f64);
         let queue = self.rate * trip.saturating_sub(least).as_secs_f64();
-        if queue < aim {
-            let step = if self.opens {
-                self.limit
-            } else {
-                (self.limit / GROWTH).max(QUANTUM as u64)
-            };
-            self.limit = (self.limit + step).min(MOST);
-            return;
-        }
-        self.opens = false;
-        if queue > 2.0 * aim {
+        self.opens &= queue < aim;
+        if self.opens {
+            self.limit = (2 * self.limit).min(MOST);
+        } else if queue < aim {
+            let step = (self.limit / GROWTH) as f64 * (1.0 - queue / aim);
+            self.limit = (self.limit + (step as u64).max(QUANTUM as u64)).min(MOST);
+        } else if queue > 2.0 * aim {
             // One round can be an accident, such as a receiver that was held up: not below half at once.
             let fits = (self.rate * least.as_secs_f64() + aim) as u64;
             self.limit = fits.clamp(self.limit / 2, self.limit).max(LEAST);
@@ -310,17 +324,26 @@ mod tests {
             let until = self.now + (seconds * 1e6) as u64;
             classes.iter().for_each(|class| self.window.begin(*class));
             while self.now < until {
+                let mut patience = 100_000;
                 for class in classes {
-                    while let Some(piece) = self.window.take(*class, 1 << 20, Tick(self.now)) {
+                    loop {
+                        let piece = match self.window.take(*class, 1 << 20, Tick(self.now)) {
+                            Ok(piece) => piece,
+                            Err(wait) => {
+                                patience = patience.min(wait.as_micros() as u64);
+                                break;
+                            }
+                        };
                         let takes = piece.bytes() as f64 / self.rate * 1e6;
                         self.free_at = self.free_at.max(self.now) + takes as u64;
                         self.waited = self.waited.max(self.free_at - self.now);
                         self.on_way.push_back((self.free_at + self.delay, piece));
                     }
                 }
-                let patience = self.now + self.window.patience().as_micros() as u64;
+                // Timers of real systems have steps.
+                let patience = self.now + patience.max(1).next_multiple_of(1000);
                 let next = self.on_way.front().map_or(patience, |(at, _)| *at);
-                self.now = next.max(self.now).min(patience.max(self.now + 1));
+                self.now = next.min(patience);
                 while self.on_way.front().is_some_and(|(at, _)| *at <= self.now) {
                     let (_, piece) = self.on_way.pop_front().unwrap();
                     self.carried[piece.class as usize] += piece.bytes;
@@ -338,17 +361,28 @@ mod tests {
 
     #[test]
     fn a_saturated_link_is_full_and_its_queue_short() {
-        for (mbit, delay) in [(20.0, 4), (20.0, 80), (1.0, 20), (1000.0, 1), (100.0, 0)] {
+        for (mbit, delay) in [(20.0, 80), (20.0, 4), (1.0, 20), (1000.0, 1), (100.0, 0)] {
             let mut link = Link::new(mbit, delay);
             link.run(5.0, &[Class::Copy]);
             // Long enough for the least round trip to be looked for anew several times.
             link.run(60.0, &[Class::Copy]);
             let piece = QUANTUM as f64 / link.rate;
-            let bound = (5.0 * piece).max(9e-3) * 1e6;
+            // After each look for the least round trip, the window leaves a little faster than the link goes.
+            let bound = (5.0 * piece).max(9e-3) * 1e6 + (HURRY - 1.0) * link.delay as f64;
             let (used, waited) = (link.used(60.0), link.waited as f64);
             assert!(used > 0.95, "{used} of {mbit} Mbit/s, {delay} ms");
             assert!(waited < bound, "{waited} µs at {mbit} Mbit/s, {delay} ms");
         }
+    }
+
+    #[test]
+    fn a_frame_after_a_pause_does_not_leave_at_once() {
+        let mut link = Link::new(20.0, 80);
+        link.run(5.0, &[Class::Update]);
+        link.run(0.5, &[]);
+        link.run(1.0, &[Class::Update]);
+        assert!(link.waited < 20_000, "{}", link.waited);
+        assert!(link.used(1.0) > 0.8, "{}", link.used(1.0));
     }
 
     #[test]
@@ -385,17 +419,17 @@ mod tests {
             let mut window = Window::default();
             window.begin(held);
             let mut stuck = Vec::new();
-            while let Some(piece) = window.take(held, 1 << 20, Tick(0)) {
+            while let Ok(piece) = window.take(held, 1 << 20, Tick(0)) {
                 stuck.push(piece);
             }
             window.begin(other);
-            assert!(window.take(other, 1 << 20, Tick(0)).is_none());
+            assert!(window.take(other, 1 << 20, Tick(0)).is_err());
             let later = Tick::default() + window.patience();
             let piece = window.take(other, 1 << 20, later).unwrap();
             let later = later + Duration::from_millis(10);
             window.arrived(piece, later);
             let later = later + window.patience();
-            assert!(window.take(other, 1 << 20, later).is_some());
+            assert!(window.take(other, 1 << 20, later).is_ok());
         }
     }
 
@@ -403,10 +437,10 @@ mod tests {
     fn what_is_lost_makes_room() {
         let mut window = Window::default();
         let pieces: Vec<Piece> =
-            std::iter::from_fn(|| window.take(Class::Copy, 1 << 20, Tick(0))).collect();
+            std::iter::from_fn(|| window.take(Class::Copy, 1 << 20, Tick(0)).ok()).collect();
         assert_eq!(pieces.iter().map(|piece| piece.bytes).sum::<u64>(), FIRST);
         pieces.into_iter().for_each(|piece| window.lost(piece));
-        assert!(window.take(Class::Copy, 1 << 20, Tick(0)).is_some());
+        assert!(window.take(Class::Copy, 1 << 20, Tick(0)).is_ok());
     }
 
     proptest! {
@@ -421,7 +455,7 @@ mod tests {
                 now = now + Duration::from_micros(wait);
                 let class = if is_update { Class::Update } else { Class::Copy };
                 window.begin(class);
-                while let Some(piece) = window.take(class, left, now) {
+                while let Ok(piece) = window.take(class, left, now) {
                     prop_assert!((1..=MAX_PIECE as usize).contains(&piece.bytes()));
                     on_way.push_back(piece);
                     if on_way.len() > 50 {

@@ -13,7 +13,7 @@ use futures::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use skein_gossip::time::Tick;
 use skein_gossip::transfer::window::{Class, Piece, QUANTUM, Window};
 use skein_gossip::wire::frame::{FrameKind, Header};
-use tokio::sync::Notify;
+use tokio::sync::{Mutex as Turn, Notify};
 use tokio::time::timeout;
 
 use super::frames::{ReadError, STEP, header_of};
@@ -31,6 +31,8 @@ struct Shared {
     began: Instant,
     /// Something arrived, or a frame is through.
     moved: Notify,
+    /// Frames of one class go one after the other, by [`Class`]: all at once, the first would be there as late as the last.
+    turns: [Turn<()>; 2],
 }
 
 impl Default for Pace {
@@ -39,6 +41,7 @@ impl Default for Pace {
             window: Mutex::default(),
             began: Instant::now(),
             moved: Notify::new(),
+            turns: Default::default(),
         }))
     }
 }
@@ -59,15 +62,12 @@ impl Pace {
     async fn turn(&self, class: Class, left: usize) -> Piece {
         loop {
             let moved = self.0.moved.notified();
-            let patience = {
-                let mut window = self.window();
-                match window.take(class, left, self.now()) {
-                    Some(piece) => return piece,
-                    None => window.patience(),
-                }
+            let wait = match self.window().take(class, left, self.now()) {
+                Ok(piece) => return piece,
+                Err(wait) => wait,
             };
-            // Nothing moved: then others are held up by their receivers, and the window is looked at again.
-            let _ = timeout(patience, moved).await;
+            // Either is a reason to look again.
+            let _ = timeout(wait, moved).await;
         }
     }
 }
@@ -116,6 +116,11 @@ impl<W: AsyncWrite + Unpin, R: AsyncRead + Unpin> Sender<W, R> {
     pub(super) async fn write(&mut self, kind: FrameKind, body: &[u8]) -> io::Result<()> {
         let header = Header::of(kind, body).map_err(io::Error::other)?.to_bytes();
         let (pace, class) = (self.pace.clone(), self.class);
+        let _turn = tokio::select! {
+            biased;
+            ended = self.acknowledged() => return Err(ended?),
+            turn = pace.0.turns[class as usize].lock() => turn,
+        };
         let _begun = Begun::new(&pace, class);
         if body.is_empty() {
             return self.stream.write_all(&header).await;
@@ -226,4 +231,111 @@ pub(super) async fn read<S: AsyncRead + AsyncWrite + Unpin>(
     }
     header.verify(&body)?;
     Ok(Some(body))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use futures::TryStreamExt;
+    use futures::executor::block_on;
+    use futures::io::Cursor;
+
+    use skein_gossip::wire::frame::HEADER_BYTES;
+
+    use super::super::frames;
+    use super::*;
+
+    /// What a peer sends, and what is written back.
+    struct Both(Cursor<Vec<u8>>, Vec<u8>);
+
+    impl AsyncRead for Both {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            bytes: &mut [u8],
+        ) -> Poll<io::Result<usize>> {
+            Pin::new(&mut self.0).poll_read(context, bytes)
+        }
+    }
+
+    impl AsyncWrite for Both {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            self.1.extend_from_slice(bytes);
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[test]
+    fn a_reader_says_for_every_quantum_that_it_arrived() {
+        for length in [0, 1, QUANTUM, QUANTUM + 1, 300 * QUANTUM + 7] {
+            let body = vec![5; length];
+            let mut sent = Cursor::new(Vec::new());
+            block_on(frames::write(&mut sent, FrameKind::Update, &body)).unwrap();
+            let mut stream = Both(Cursor::new(sent.into_inner()), Vec::new());
+            let read = block_on(read(&mut stream, FrameKind::Update, u32::MAX)).unwrap();
+            assert_eq!(read, Some(body));
+            assert_eq!(stream.1, vec![0; length.div_ceil(QUANTUM)]);
+        }
+    }
+
+    #[test]
+    fn a_body_that_ends_early_is_an_error() {
+        let mut sent = Cursor::new(Vec::new());
+        block_on(frames::write(&mut sent, FrameKind::Update, &[5; 100])).unwrap();
+        let mut bytes = sent.into_inner();
+        bytes.pop();
+        let mut stream = Both(Cursor::new(bytes), Vec::new());
+        assert!(matches!(
+            block_on(read(&mut stream, FrameKind::Update, 100)),
+            Err(ReadError::Io(_))
+        ));
+    }
+
+    #[test]
+    fn who_acknowledges_what_was_not_sent_is_cut_off() {
+        let mut sender = Sender::new(
+            Cursor::new(Vec::new()),
+            Cursor::new(vec![0; 3]),
+            Pace::default(),
+            Class::Update,
+        );
+        let error = block_on(sender.acknowledged()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[tokio::test]
+    async fn what_a_broken_stream_had_on_its_way_makes_room_for_others() {
+        let pace = Pace::default();
+        for _ in 0..20 {
+            let mut stream = Cursor::new(Vec::new());
+            // Never acknowledges and never ends.
+            let mut sender = Sender::new(
+                &mut stream,
+                futures::stream::pending::<io::Result<Vec<u8>>>().into_async_read(),
+                pace.clone(),
+                Class::Copy,
+            );
+            let written = timeout(
+                std::time::Duration::from_secs(20),
+                sender.write(FrameKind::Response, &[1; 3 * QUANTUM]),
+            );
+            written.await.unwrap().unwrap();
+            drop(sender);
+            assert_eq!(stream.into_inner().len(), HEADER_BYTES + 3 * QUANTUM);
+        }
+    }
 }
