@@ -10,6 +10,7 @@
 
 mod attack;
 mod discovery;
+mod heartbeat;
 mod netns;
 mod outage;
 mod peer;

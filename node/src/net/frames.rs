@@ -6,7 +6,7 @@ use futures::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use skein_gossip::wire::frame::{FrameError, FrameKind, HEADER_BYTES, Header};
 
 /// Memory grows in steps of this as a body arrives, so that a length alone costs a peer nothing to claim and us nothing.
-const STEP: usize = 256 << 10;
+pub(super) const STEP: usize = 256 << 10;
 
 /// Why no frame could be read.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +36,28 @@ pub(super) async fn read<S: AsyncRead + Unpin>(
     kind: FrameKind,
     bound: u32,
 ) -> Result<Option<Vec<u8>>, ReadError> {
+    let Some(header) = header_of(stream, kind, bound).await? else {
+        return Ok(None);
+    };
+    let length = header.length as usize;
+    let mut body = Vec::new();
+    while body.len() < length {
+        let have = body.len();
+        // Doubling keeps the number of copies small; the peer has sent half of what is set aside.
+        let next = (have + have.max(STEP)).min(length);
+        body.resize(next, 0);
+        stream.read_exact(&mut body[have..]).await?;
+    }
+    header.verify(&body)?;
+    Ok(Some(body))
+}
+
+/// Reads the header of a frame of `kind` with at most `bound` bytes; `None` if the stream ended before it.
+pub(super) async fn header_of<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    kind: FrameKind,
+    bound: u32,
+) -> Result<Option<Header>, ReadError> {
     let mut header = [0; HEADER_BYTES];
     let first = stream.read(&mut header).await?;
     if first == 0 {
@@ -49,17 +71,7 @@ pub(super) async fn read<S: AsyncRead + Unpin>(
             got: header.kind,
         });
     }
-    let length = header.length as usize;
-    let mut body = Vec::new();
-    while body.len() < length {
-        let have = body.len();
-        // Doubling keeps the number of copies small; the peer has sent half of what is set aside.
-        let next = (have + have.max(STEP)).min(length);
-        body.resize(next, 0);
-        stream.read_exact(&mut body[have..]).await?;
-    }
-    header.verify(&body)?;
-    Ok(Some(body))
+    Ok(Some(header))
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ mod error;
 mod dialer;
 mod doubles;
 mod frames;
+mod paced;
 mod greeting;
 mod streams;
 mod routing;
@@ -309,7 +310,7 @@ impl Net {
             .map_err(|error| broken(error.to_string()))?;
         queues.traffic.count(None, peers::Way::Out, body.len());
         let kind = FrameKind::Response;
-        let response = frames::read(&mut stream, kind, kind.bound())
+        let response = paced::read(&mut stream, kind, kind.bound())
             .await
             .map_err(|error| broken(error.to_string()))?
             .ok_or(RequestError::Refused { peer })?;

@@ -7,16 +7,18 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::io::{AsyncReadExt, AsyncWriteExt};
+use futures::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use libp2p::swarm::{ConnectionId, Stream, StreamProtocol};
 use skein_gossip::ids::PeerId;
+use skein_gossip::transfer::window::Class;
 use skein_gossip::wire::frame::FrameKind;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::frames::{self, ReadError};
 use super::greeting::Instance;
+use super::paced::{self, Pace};
 use super::peers::{Lane, Traffic, Way};
 use super::streams::{CONTROL, REQUEST, UPDATE};
 use super::{Command, Event, Inbound};
@@ -89,6 +91,8 @@ pub(super) struct Session {
     update_readers: Vec<JoinHandle<()>>,
     writers: Vec<JoinHandle<()>>,
     requests: Arc<Semaphore>,
+    /// Of all that is large on the way to the peer.
+    pace: Pace,
 }
 
 impl Session {
@@ -102,12 +106,14 @@ impl Session {
     ) -> (Self, Queues) {
         let (control, control_queue) = mpsc::channel(CONTROL_QUEUE);
         let (update, update_queue) = mpsc::channel(UPDATE_QUEUE);
+        let pace = Pace::default();
         let writer = |lane, queue| {
             let writer = Writer {
                 peer,
                 lane,
                 commands: outlets.commands.clone(),
                 traffic: Arc::clone(&traffic),
+                pace: pace.clone(),
             };
             tokio::spawn(writer.run(queue))
         };
@@ -134,6 +140,7 @@ impl Session {
             update_readers: Vec::new(),
             writers,
             requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
+            pace,
         };
         (session, queues)
     }
@@ -178,13 +185,12 @@ impl Session {
             self.outlets.events.clone(),
             Arc::clone(&self.traffic),
         );
-        let mut gate = self.gate.subscribe();
+        let (mut gate, pace) = (self.gate.subscribe(), self.pace.clone());
         tokio::spawn(async move {
-            let _permit = permit;
             if gate.wait_for(|open| *open).await.is_err() {
                 return;
             }
-            if let Err(error) = serve(peer, stream, events, &traffic).await {
+            if let Err(error) = serve(peer, stream, events, &traffic, pace, permit).await {
                 complain(peer, "request", &error, &traffic);
             }
         });
@@ -217,6 +223,7 @@ struct Writer {
     lane: Lane,
     commands: mpsc::Sender<Command>,
     traffic: Arc<Traffic>,
+    pace: Pace,
 }
 
 impl Writer {
@@ -241,7 +248,20 @@ impl Writer {
 
     /// Writes until the queue is closed and empty (`Ok`) or the stream breaks.
     async fn feed(&self, stream: Stream, queue: &mut mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
-        let (mut back, mut stream) = stream.split();
+        let (back, stream) = stream.split();
+        match self.lane {
+            Lane::Control => self.feed_messages(stream, back, queue).await,
+            Lane::Update => self.feed_packets(stream, back, queue).await,
+        }
+    }
+
+    /// Messages wait for nothing.
+    async fn feed_messages(
+        &self,
+        mut stream: impl AsyncWrite + Unpin,
+        mut back: impl AsyncRead + Unpin,
+        queue: &mut mpsc::Receiver<Vec<u8>>,
+    ) -> io::Result<()> {
         let mut byte = [0];
         // The peer never writes here; anything that comes is the end of the stream.
         let mut broken = std::pin::pin!(async move { back.read(&mut byte).await });
@@ -264,6 +284,29 @@ impl Writer {
             }
         }
     }
+
+    /// Packets wait for their turn, piece by piece.
+    async fn feed_packets(
+        &self,
+        stream: impl AsyncWrite + Unpin,
+        back: impl AsyncRead + Unpin,
+        queue: &mut mpsc::Receiver<Vec<u8>>,
+    ) -> io::Result<()> {
+        let mut sender = paced::Sender::new(stream, back, self.pace.clone(), Class::Update);
+        loop {
+            let body = tokio::select! {
+                biased;
+                ended = sender.acknowledged() => return Err(ended?),
+                body = queue.recv() => body,
+            };
+            let Some(body) = body else {
+                // As with messages: not before the reader has everything.
+                return sender.close().await;
+            };
+            sender.write(self.lane.kind(), &body).await?;
+            self.traffic.count(Some(self.lane), Way::Out, body.len());
+        }
+    }
 }
 
 struct Reader {
@@ -281,7 +324,11 @@ impl Reader {
         }
         let kind = self.lane.kind();
         loop {
-            match frames::read(&mut stream, kind, kind.bound()).await {
+            let body = match self.lane {
+                Lane::Control => frames::read(&mut stream, kind, kind.bound()).await,
+                Lane::Update => paced::read(&mut stream, kind, kind.bound()).await,
+            };
+            match body {
                 Ok(Some(body)) => {
                     self.traffic.count(Some(self.lane), Way::In, body.len());
                     if !self.pass_on(body).await {
@@ -326,6 +373,8 @@ async fn serve(
     mut stream: Stream,
     events: mpsc::Sender<Event>,
     traffic: &Traffic,
+    pace: Pace,
+    permit: OwnedSemaphorePermit,
 ) -> Result<(), ReadError> {
     let kind = FrameKind::Request;
     let arrives = timeout(
@@ -353,8 +402,13 @@ async fn serve(
     let Ok(Ok(response)) = timeout(RESPONSE_MADE, response).await else {
         return Ok(());
     };
-    frames::write(&mut stream, FrameKind::Response, &response).await?;
-    stream.close().await?;
+    let (back, stream) = stream.split();
+    let mut sender = paced::Sender::new(stream, back, pace, Class::Copy);
+    sender.write(FrameKind::Response, &response).await?;
+    // The next request may come as soon as the peer has read this one's response.
+    drop(permit);
+    // It closes the stream then; until then the response is on its way.
+    sender.close().await?;
     traffic.count(None, Way::Out, response.len());
     Ok(())
 }

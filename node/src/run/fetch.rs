@@ -1,24 +1,33 @@
 //! Fetches a blob from peers: asks for a manifest, then for the chunks, a few at a time, and goes on with the next holder
 //! where one fails. What has arrived is kept between tries.
+//!
+//! How fast the chunks come is up to the holder, whose gradients and heartbeats go first: see
+//! [`skein_gossip::transfer::window`].
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use futures::stream::{self, StreamExt};
+use futures::stream::{FuturesUnordered, StreamExt};
 use skein_gossip::ids::PeerId;
 use skein_gossip::message::{StateRequest, StateResponse};
+use skein_gossip::transfer::depth::Depth;
 use skein_gossip::transfer::{Fetch, Manifest};
 use skein_gossip::wire::codec;
 
 use crate::net::Net;
 
-/// Chunks asked for at once: hides the round trip without filling the link's queue.
-pub const IN_FLIGHT: usize = 4;
-/// Chunks asked for at once of what nobody waits for.
-pub const BACKGROUND: usize = 1;
 /// How long a holder may take for a manifest: it copies its replica at a step boundary first.
 const MANIFEST_DEADLINE: Duration = Duration::from_secs(30);
-/// How long one chunk may take: 256 KiB at 100 kbit/s.
-const CHUNK_DEADLINE: Duration = Duration::from_secs(20);
+/// How long one chunk may take: 128 KiB at 100 kbit/s, and those asked for before it.
+const CHUNK_DEADLINE: Duration = Duration::from_secs(45);
+
+/// Whether somebody waits for a blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Haste {
+    /// Somebody does: as fast as the link to the holder goes.
+    Needed,
+    /// Nobody does: one chunk, then a pause of as long as that took.
+    Background,
+}
 
 /// What a try came to.
 #[derive(Debug)]
@@ -31,15 +40,14 @@ pub struct Try {
     pub failures: Vec<String>,
 }
 
-/// One try at all `holders` in order. `cap_bytes` bounds what a manifest may announce; `in_flight` chunks are
-/// asked for at once.
+/// One try at all `holders` in order. `cap_bytes` bounds what a manifest may announce.
 pub async fn fetch(
     net: Net,
     holders: Vec<PeerId>,
     what: StateRequest,
     cap_bytes: u64,
     mut partial: Option<Fetch>,
-    in_flight: usize,
+    haste: Haste,
 ) -> Try {
     let mut failures = Vec::new();
     for holder in holders {
@@ -48,7 +56,7 @@ pub async fn fetch(
                 Some(fetch) if resumes(&net, holder, &fetch).await => fetch,
                 _ => begin(&net, holder, &what, cap_bytes).await?,
             };
-            match complete(&net, holder, &mut fetch, in_flight).await {
+            match complete(&net, holder, &mut fetch, haste).await {
                 Ok(()) => Ok(fetch),
                 Err(error) => {
                     partial = Some(fetch);
@@ -123,18 +131,28 @@ async fn complete(
     net: &Net,
     holder: PeerId,
     fetch: &mut Fetch,
-    in_flight: usize,
+    haste: Haste,
 ) -> Result<(), String> {
     let blob = fetch.manifest().blob;
-    let missing = fetch.missing(usize::MAX);
+    let mut missing = fetch.missing(usize::MAX).into_iter();
+    let mut depth = Depth::default();
     let ask_chunk = |index| async move {
         let request = StateRequest::Chunk { blob, index };
-        (index, ask(net, holder, &request, CHUNK_DEADLINE).await)
+        let began = Instant::now();
+        let answer = ask(net, holder, &request, CHUNK_DEADLINE).await;
+        (index, answer, began.elapsed())
     };
-    let mut answers = stream::iter(missing)
-        .map(ask_chunk)
-        .buffer_unordered(in_flight);
-    while let Some((index, answer)) = answers.next().await {
+    let mut answers = FuturesUnordered::new();
+    loop {
+        let n_wanted = match haste {
+            Haste::Needed => depth.chunks(),
+            Haste::Background => 1,
+        };
+        let n_more = n_wanted.saturating_sub(answers.len());
+        answers.extend(missing.by_ref().take(n_more).map(ask_chunk));
+        let Some((index, answer, took)) = answers.next().await else {
+            return Ok(());
+        };
         match answer? {
             StateResponse::Chunk(bytes) => fetch
                 .chunk(index, &bytes)
@@ -144,6 +162,9 @@ async fn complete(
                 return Err("answered a question that was not asked".into());
             }
         }
+        depth.answered(took);
+        if haste == Haste::Background {
+            tokio::time::sleep(took).await;
+        }
     }
-    Ok(())
 }

@@ -42,7 +42,8 @@ impl Driver {
         };
         let (net, done, began) = (self.context.net.clone(), self.done.clone(), Instant::now());
         tokio::spawn(async move {
-            let outcome = fetch::fetch(net, holders, what, cap, partial, fetch::IN_FLIGHT).await;
+            let outcome =
+                fetch::fetch(net, holders, what, cap, partial, fetch::Haste::Needed).await;
             let _ = done.send(Done::Fetched(outcome, began.elapsed())).await;
         });
     }

@@ -58,7 +58,8 @@ impl Driver {
         };
         tokio::spawn(async move {
             let holders = vec![from];
-            let outcome = fetch::fetch(net, holders, what, cap, None, fetch::BACKGROUND).await;
+            let outcome =
+                fetch::fetch(net, holders, what, cap, None, fetch::Haste::Background).await;
             let _ = done.send(Done::Taught(from, outcome)).await;
         });
     }

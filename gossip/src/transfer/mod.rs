@@ -3,12 +3,17 @@
 //! The manifest lists a hash per chunk, so a wrong chunk is refused alone and asked for again, and a transfer goes on
 //! with another holder of the same blob where the first one broke off.
 
+pub mod depth;
+pub mod window;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ids::Digest;
 
-/// Size of every chunk but the last: small enough that other frames get between two of them on a slow link.
-pub const CHUNK_BYTES: usize = 256 * 1024;
+/// Size of every chunk but the last: what is hashed and asked for at once. On the wire it goes in pieces, see [`window`]. The
+/// multiplexer lets 256 KiB of a fresh stream go before it hears from the other end; a chunk stays below, and the manifest
+/// of the largest blob, of 2 MiB, below the bound of a response.
+pub const CHUNK_BYTES: usize = 128 * 1024;
 /// Largest blob: bounds what a hostile manifest can make a peer allocate.
 pub const MAX_BLOB_BYTES: u64 = 8 << 30;
 /// Chunks allowed before a blob grows beyond what the receiver expects; see [`Fetch::new`].
