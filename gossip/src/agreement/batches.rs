@@ -22,6 +22,8 @@ pub struct Batching {
     pub global: Option<u32>,
     /// The global batch grows with the samples trained on.
     pub grows: bool,
+    /// Steps are to take all as long, because all wait for all.
+    pub even_steps: bool,
 }
 
 /// The steward looks at the fits so often.
@@ -59,13 +61,26 @@ impl Agreement {
         })
     }
 
-    fn fits(&self) -> BTreeMap<PeerId, Fit> {
+    /// How long steps take all members. Where nobody waits steps need not take all as long: shares then follow the samples per
+    /// second at an equal batch (DLion's relative compute power), for tiny batches would be all fixed cost.
+    fn fits(&self, n_members: usize) -> BTreeMap<PeerId, Fit> {
         let heard = self.heard.iter();
         let mut fits: BTreeMap<PeerId, Fit> = heard
             .filter_map(|(peer, beat)| Some((*peer, beat.pace.fit?)))
             .collect();
         if let Some(fit) = self.pace.fit {
             fits.insert(self.me, fit);
+        }
+        if !self.config.batching.even_steps {
+            let global = self.global(n_members).at(self.mesh_samples());
+            let equal = (global / n_members.max(1) as u32).max(1);
+            for fit in fits.values_mut() {
+                let per_sample_us = (fit.step_us(equal) / f64::from(equal)) as f32;
+                *fit = Fit {
+                    fixed_us: 0.0,
+                    per_sample_us,
+                };
+            }
         }
         fits
     }
@@ -76,12 +91,13 @@ impl Agreement {
             weighted,
             global,
             grows,
+            ..
         } = self.config.batching;
         if !weighted && global.is_none() && !grows {
             return None;
         }
         let fits = match weighted {
-            true => self.fits(),
+            true => self.fits(members.len()),
             false => BTreeMap::new(),
         };
         let unknown = Fit {
@@ -159,7 +175,7 @@ impl Agreement {
             .collect();
         let global = self.global(current.len()).at(self.mesh_samples());
         let fits = match batching.weighted {
-            true => self.fits(),
+            true => self.fits(current.len()),
             false => BTreeMap::new(),
         };
         let wanted = rebalance(now, self.reshared_at, &current, &fits, global, MAX_BATCH);

@@ -15,9 +15,10 @@ const LONGEST: Duration = Duration::from_secs(10);
 pub enum Rhythm {
     /// After so many steps.
     Steps(u32),
-    /// So often that packing and unpacking take this share of the time, but not more often than every so many steps.
+    /// So often that packing and unpacking take this share of the processor time of training, but not more often than every so many
+    /// steps.
     Cost {
-        /// Share of the time, 0 to 1.
+        /// Share of the processor time, 0 to 1.
         share: f32,
         /// Steps between two commits at least: more often needs bytes and saves hardly any samples.
         least_steps: u32,
@@ -30,8 +31,9 @@ pub enum Rhythm {
 #[derive(Debug)]
 pub struct Commits {
     rhythm: Rhythm,
-    last: Option<Tick>,
-    /// Smoothed cost of a commit.
+    /// When the last commit was made, and the processor time that training had used by then.
+    last: Option<(Tick, Duration)>,
+    /// Smoothed cost of a commit, processor time.
     cost: Option<Duration>,
     made: u64,
 }
@@ -47,32 +49,32 @@ impl Commits {
         }
     }
 
-    /// Whether to commit now, `n_steps` steps after the last one.
-    pub fn due(&mut self, now: Tick, n_steps: u32) -> bool {
+    /// Whether to commit now, `n_steps` steps after the last one. `used`: processor time of training so far, so that a device whose
+    /// share of a core is small is not taken to be busy with packing.
+    pub fn due(&mut self, now: Tick, used: Duration, n_steps: u32) -> bool {
         if n_steps == 0 {
             return false;
         }
         match &mut self.rhythm {
             Rhythm::Steps(every) => n_steps >= *every,
             Rhythm::Cost { share, least_steps } => {
-                let (Some(cost), Some(last)) = (self.cost, self.last) else {
+                let (Some(cost), Some((last, used_then))) = (self.cost, self.last) else {
                     return n_steps >= *least_steps;
                 };
-                let since = now.since(last);
-                let interval = cost.div_f32(share.max(1e-3));
-                since >= LONGEST || (since >= interval && n_steps >= *least_steps)
+                let pays = used.saturating_sub(used_then) >= cost.div_f32(share.max(1e-3));
+                now.since(last) >= LONGEST || (pays && n_steps >= *least_steps)
             }
             Rhythm::Paced(pacer) => pacer.due(now, u64::from(n_steps)),
         }
     }
 
     /// A commit was made.
-    pub fn made(&mut self, now: Tick) {
-        self.last = Some(now);
+    pub fn made(&mut self, now: Tick, used: Duration) {
+        self.last = Some((now, used));
         self.made += 1;
     }
 
-    /// What the last commit cost, with what was unpacked since the one before.
+    /// The processor time that the last commit cost, with what was unpacked since the one before.
     pub fn cost(&mut self, now: Tick, cost: Duration) {
         let mean = self.cost.unwrap_or(cost);
         self.cost = Some((mean * 7 + cost) / 8);
@@ -103,30 +105,37 @@ mod tests {
     }
 
     #[test]
-    fn commits_take_their_share_of_the_time() {
+    fn commits_take_their_share_of_the_processor_time() {
+        let used = Duration::from_millis;
         let mut commits = Commits::new(Rhythm::Cost {
             share: 0.01,
             least_steps: 4,
         });
-        assert!(!commits.due(at(0), 3));
-        assert!(commits.due(at(0), 4), "nothing is known yet");
-        commits.made(at(0));
-        commits.cost(at(0), Duration::from_millis(5));
-        assert!(!commits.due(at(499), 50));
+        assert!(!commits.due(at(0), used(0), 3));
+        assert!(commits.due(at(0), used(0), 4), "nothing is known yet");
+        commits.made(at(0), used(0));
+        commits.cost(at(0), used(5));
+        assert!(!commits.due(at(4000), used(499), 50));
         assert!(
-            !commits.due(at(500), 3),
+            !commits.due(at(500), used(500), 3),
             "that often is not worth the bytes"
         );
-        assert!(commits.due(at(500), 4));
-        assert!(!commits.due(at(500), 0), "there is nothing to hand on");
+        assert!(commits.due(at(500), used(500), 4));
+        assert!(
+            !commits.due(at(500), used(500), 0),
+            "there is nothing to hand on"
+        );
         commits.cost(at(500), Duration::from_secs(60));
-        assert!(commits.due(at(10_000), 1), "it is not put off for ever");
+        assert!(
+            commits.due(at(10_000), used(600), 1),
+            "it is not put off for ever"
+        );
     }
 
     #[test]
     fn a_number_of_steps_is_kept_to() {
         let mut commits = Commits::new(Rhythm::Steps(3));
-        assert!(!commits.due(at(1_000_000), 2));
-        assert!(commits.due(at(0), 3));
+        assert!(!commits.due(at(1_000_000), Duration::MAX, 2));
+        assert!(commits.due(at(0), Duration::ZERO, 3));
     }
 }

@@ -189,7 +189,10 @@ impl JobFile {
     /// What the agreement of this job's peers takes from it.
     pub fn agreement(&self) -> agreement::Config {
         agreement::Config {
-            batching: self.strategy.batching.config(),
+            batching: self
+                .strategy
+                .batching
+                .config(self.strategy.exchange.waiting),
             ..agreement::Config::new(self.start.peers as usize, self.train.batch)
         }
     }

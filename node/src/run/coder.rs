@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
 use skein_gossip::exchange::{Exchange, Gradient, LinkStats, Output};
 use skein_gossip::ids::{JobId, PeerId};
 use skein_gossip::message::{Message, Receipt};
@@ -20,6 +21,12 @@ use crate::net::{Lane, Net};
 
 /// Inputs that wait for the coder. Packets of slow moments wait here, then in the lanes, then with their senders.
 pub const INPUTS: usize = 32;
+
+/// Processor time of this thread so far; zero where the system does not tell.
+pub(super) fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
+    time.map_or(Duration::ZERO, Duration::from)
+}
 
 /// What the coder is told.
 #[derive(Debug)]
@@ -125,7 +132,7 @@ impl CoderThread {
         // What was spent on updates since the last commit.
         let mut spent = Duration::ZERO;
         while let Some(input) = self.inputs.blocking_recv() {
-            let began = Instant::now();
+            let began = thread_time();
             if matches!(input, Input::End) {
                 return;
             }
@@ -134,10 +141,10 @@ impl CoderThread {
             let handed_over = self.take(input, &mut spare);
             let refused = self.drain(&mut ready_step);
             if is_packet {
-                spent += began.elapsed();
+                spent += thread_time().saturating_sub(began);
             }
             if let Some(values) = handed_over {
-                let cost = Some(std::mem::take(&mut spent) + began.elapsed());
+                let cost = Some(std::mem::take(&mut spent) + thread_time().saturating_sub(began));
                 let buffer = Command::Buffer { values, cost };
                 if self.trainer.blocking_send(buffer).is_err() {
                     return;

@@ -76,7 +76,8 @@ impl Peer {
             return;
         }
         let n_steps = self.trainer.local.owed().n_steps;
-        if !self.trainer.commits.due(tick(now), n_steps) {
+        let used = Duration::from_secs_f64(self.trainer.trained_us / 1e6);
+        if !self.trainer.commits.due(tick(now), used, n_steps) {
             return;
         }
         let members = self.others() + 1;
@@ -84,10 +85,10 @@ impl Peer {
         let parameters = self.learner.parameters_mut();
         let owed = self.trainer.local.commit(parameters, members, &mut handed);
         self.trainer.handed = handed;
-        self.trainer.commits.made(tick(now));
+        self.trainer.commits.made(tick(now), used);
         self.hand_over(now, owed.n_steps, owed.samples);
         let spent = std::mem::take(&mut self.coding_us);
-        let took = Duration::from_nanos(self.lasts(spent));
+        let took = Duration::from_secs_f64(spent / 1e6);
         self.trainer.commits.cost(tick(now), took);
     }
 

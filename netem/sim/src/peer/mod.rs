@@ -352,11 +352,6 @@ impl Peer {
     /// Uses `core_us` microseconds of one core; how long that takes here.
     fn works(&mut self, core_us: f64) -> Nanos {
         self.used += (core_us * 1000.0) as u64;
-        self.lasts(core_us)
-    }
-
-    /// How long `core_us` microseconds of one core take here.
-    fn lasts(&self, core_us: f64) -> Nanos {
         let cores = self.share.unwrap_or(f64::from(self.threads));
         let speed = cores.min(f64::from(self.threads)).max(1e-3);
         (core_us * 1000.0 / speed) as Nanos

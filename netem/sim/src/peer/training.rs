@@ -74,6 +74,8 @@ pub(super) struct Trainer {
     pub(super) best_look: Option<(Evaluation, u64, State)>,
     /// Core microseconds of the coder that the next step pays for.
     pub(super) owed_us: f64,
+    /// Core microseconds of its steps so far.
+    pub(super) trained_us: f64,
     pub(super) train_loss: Option<f32>,
     pub(super) is_training: bool,
     pub(super) doing: Doing,
@@ -123,6 +125,7 @@ impl Trainer {
             copies: Vec::new(),
             best_look: None,
             owed_us: 0.0,
+            trained_us: 0.0,
             train_loss: None,
             is_training: false,
             doing: Doing::Nothing,
@@ -238,6 +241,7 @@ impl Peer {
         self.trainer.round.batch = batch;
         let costs = &self.job.costs;
         let core_us = costs.us_per_step + costs.us_per_sample * f64::from(batch);
+        self.trainer.trained_us += core_us;
         let owed = std::mem::take(&mut self.trainer.owed_us);
         let takes = self.works(core_us + owed).max(1000);
         self.trainer.doing = Doing::Stepping(now);

@@ -18,8 +18,8 @@ use super::{
     Waiting,
 };
 
-/// Share of a peer's time that commits may take by default.
-const COST: f32 = 0.01;
+/// Processor time that commits may take by default, as a share of what training takes.
+const COST: f32 = 0.03;
 /// Steps between two commits by default, where they could be made more often: with batches that follow compute power all peers
 /// then commit equally often.
 const LEAST_STEPS: u32 = 24;
@@ -131,11 +131,12 @@ impl Exchange {
 
 impl Batching {
     /// The settings as the agreement takes them.
-    pub fn config(&self) -> agreement::Batching {
+    pub fn config(&self, waiting: Waiting) -> agreement::Batching {
         agreement::Batching {
             weighted: self.kind == BatchingKind::Weighted,
             global: self.global,
             grows: self.growth,
+            even_steps: waiting != Waiting::Never,
         }
     }
 }

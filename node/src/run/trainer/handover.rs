@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::super::coder;
+use super::super::coder::{self, thread_time};
 use super::{BUFFERS, Command, State};
 
 pub(super) enum Wait {
@@ -79,7 +79,8 @@ impl State {
             return;
         }
         let now = self.thread.now();
-        if !self.commits.due(now, self.local.owed().n_steps) {
+        let used = thread_time();
+        if !self.commits.due(now, used, self.local.owed().n_steps) {
             return;
         }
         let Some(mut values) = self.spare.pop() else {
@@ -106,7 +107,7 @@ impl State {
             values,
             weights,
         });
-        self.commits.made(now);
+        self.commits.made(now, used);
     }
 
     /// The parameters in the unit of what is handed over, where the exchange has to see them.
