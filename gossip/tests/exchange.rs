@@ -404,6 +404,28 @@ fn values_that_are_not_finite_are_refused_counted_and_never_applied() {
 }
 
 #[test]
+fn what_came_before_a_peer_fell_out_is_not_for_the_state_that_it_fetches() {
+    for falls_out in [true, false] {
+        let mut mesh = Mesh::new(2, config(Waiting::Never, 1.0, Values::F32));
+        mesh.of(1).gradient(NOW, own(0, &gradient(1))).unwrap();
+        mesh.deliver();
+        if falls_out {
+            mesh.of(2).set_view(NOW, None, false);
+        }
+        let anew = mesh
+            .view
+            .successor(id(1), &BTreeMap::new(), &[joiner(2)], 0);
+        for n in [1, 2] {
+            mesh.of(n).set_view(NOW, Some(Arc::new(anew.clone())), true);
+        }
+        assert_eq!(mesh.take(2), None);
+        mesh.of(1).gradient(NOW, own(1, &gradient(2))).unwrap();
+        assert!(mesh.deliver().is_empty());
+        assert!(mesh.take(2).is_some());
+    }
+}
+
+#[test]
 fn packets_of_strangers_and_of_an_older_admission_are_fenced() {
     let mut mesh = Mesh::new(3, config(Waiting::Never, 1.0, Values::F32));
     mesh.of(2).gradient(NOW, own(0, &gradient(1))).unwrap();

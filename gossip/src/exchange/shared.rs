@@ -98,7 +98,8 @@ impl Shared {
     }
 
     /// Takes the view and with it the links. Returns those that begin anew although they were there before: their peer is another
-    /// process now, or others are beyond them.
+    /// process now, or others are beyond them. This peer is
+    /// among them if it is admitted anew itself.
     pub(super) fn set_view(&mut self, view: Option<Arc<View>>, directly: bool) -> Vec<PeerId> {
         self.global_batch = view.as_ref().map_or(1, |view| view.global_batch().max(1));
         let before = std::mem::replace(&mut self.view, view);

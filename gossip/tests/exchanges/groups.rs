@@ -1,5 +1,6 @@
 //! Links of unlike rates, lanes that refuse, answers that are lost, connections that break.
 
+use proptest::prelude::*;
 use skein_gossip::exchange::{Amount, CREDIT};
 
 use crate::wired::{MS, Wired, config, gradient, id, joiner};
@@ -226,5 +227,77 @@ fn whatever_is_chosen_arrives_in_the_end() {
             wired.worst_off()
         );
         assert!(wired.refused.is_empty(), "{amount:?}: {:?}", wired.refused);
+    }
+}
+
+/// What can happen to a link within a few seconds.
+#[derive(Clone, Debug)]
+enum Mishap {
+    Rate(f64),
+    Refuses,
+    Takes,
+    AnswersLost,
+    AnswersHeard,
+    Broken { only_answers: bool },
+}
+
+fn mishap() -> impl Strategy<Value = Mishap> {
+    prop_oneof![
+        // Not so slow that a packet takes longer than answers are waited for.
+        (3.6..7.0f64).prop_map(|log| Mishap::Rate(10f64.powf(log))),
+        Just(Mishap::Refuses),
+        Just(Mishap::Takes),
+        Just(Mishap::AnswersLost),
+        Just(Mishap::AnswersHeard),
+        any::<bool>().prop_map(|only_answers| Mishap::Broken { only_answers }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    /// All that is handed in is told or still owed, whatever happens to the links.
+    #[test]
+    fn nothing_is_lost_or_told_twice_whatever_happens_to_links(
+        n in 2..6u8,
+        amount in prop_oneof![Just(TOP), Just(Amount::Dense), Just(Amount::Parts)],
+        mishaps in prop::collection::vec((mishap(), 1..6u8, 1..6u8, 1..4u64), 1..20),
+    ) {
+        let mut wired = Wired::new(n, &LENGTHS, config(amount));
+        let mut step = 0;
+        for (mishap, from, to, n_steps) in mishaps {
+            let (from, to) = (1 + from % n, 1 + to % n);
+            let link = (id(from), id(to));
+            if from != to {
+                match mishap {
+                    Mishap::Rate(rate) => {
+                        wired.rates.insert(link, rate);
+                    }
+                    Mishap::Refuses => {
+                        wired.refusing.insert(link);
+                    }
+                    Mishap::Takes => {
+                        wired.refusing.remove(&link);
+                    }
+                    Mishap::AnswersLost => {
+                        wired.unanswered.insert(link);
+                    }
+                    Mishap::AnswersHeard => {
+                        wired.unanswered.remove(&link);
+                    }
+                    Mishap::Broken { only_answers } => wired.reconnect(from, to, only_answers),
+                }
+            }
+            step_all(&mut wired, step..step + n_steps);
+            step += n_steps;
+        }
+        wired.rates.clear();
+        wired.refusing.clear();
+        wired.unanswered.clear();
+        wired.run(wired.now + 20_000 * MS);
+        wired.settle(step, 300);
+        prop_assert!(wired.worst_off() < 1e-3, "{}", wired.worst_off());
+        for n in 1..=n {
+            prop_assert!(wired.of(n).n_residuals() <= 4);
+        }
     }
 }

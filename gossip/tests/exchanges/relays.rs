@@ -56,7 +56,7 @@ fn is_all_told_from_now_on(wired: &mut Wired) {
     let sums = wired.handed_in.values_mut().chain(wired.heard.values_mut());
     sums.for_each(|sum| sum.fill(0.0));
     step_all(wired, 100..110);
-    wired.settle(110, 12);
+    wired.settle(110, 150);
     assert!(wired.worst_off() < 1e-3, "{}", wired.worst_off());
 }
 
@@ -159,5 +159,56 @@ proptest! {
         }
         wired.settle(3, 12);
         prop_assert!(wired.worst_off() < 1e-3);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+    /// Members leave at any moment, and each of the others hears of it at a moment of its own.
+    #[test]
+    fn whenever_members_leave_and_others_hear_of_it_nothing_is_told_twice(
+        n in 18..34u8,
+        delay in 1..80u64,
+        dense: bool,
+        rounds in prop::collection::vec((any::<u8>(), any::<u32>(), any::<u32>(), 1..60u64), 1..6),
+    ) {
+        let amount = match dense {
+            true => Amount::Dense,
+            false => Amount::TopK { least: 0.1, most: 0.1 },
+        };
+        let mut wired = Wired::new(n, &LENGTHS, config(amount));
+        wired.delay = delay * MS;
+        let mut step = 0;
+        for (gone, early, late, wait) in rounds {
+            let mut pass = |wired: &mut Wired| {
+                wired.commit_all(step, own_entry);
+                step += 1;
+                wired.run(wired.now + wait * MS);
+            };
+            pass(&mut wired);
+            let gone = 2 + gone % (n - 1);
+            let left = match wired.peers.remove(&id(gone)) {
+                Some(_) => [(id(gone), Default::default())].into(),
+                // A view in which only batches might have changed.
+                None => Default::default(),
+            };
+            pass(&mut wired);
+            let next = wired.view.successor(id(1), &left, &[], 0);
+            wired.adopt(&next, |n| early >> (n % 32) & 1 == 1);
+            pass(&mut wired);
+            wired.adopt(&next, |n| late >> (n % 32) & 1 == 1);
+            pass(&mut wired);
+            wired.adopt(&next, |_| true);
+        }
+        wired.settle(step, 100);
+        prop_assert!(wired.refused.is_empty(), "{:?}", wired.refused);
+        let there: Vec<u8> = wired.peers.keys().map(|peer| peer.0[0]).collect();
+        for to in &there {
+            for of in there.iter().filter(|of| *of != to) {
+                let times = times_told(&wired, *to, *of);
+                prop_assert!((0.0..=1.001).contains(&times), "{} of {} to {}", times, of, to);
+            }
+        }
+        is_all_told_from_now_on(&mut wired);
     }
 }

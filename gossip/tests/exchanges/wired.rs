@@ -300,6 +300,7 @@ impl Wired {
         }
         let now = Tick(self.now);
         for (one, other) in [(a, b), (b, a)] {
+            self.free_at.remove(&(id(one), id(other)));
             self.of(one).reconnected(now, id(other));
             self.drain(id(one));
         }

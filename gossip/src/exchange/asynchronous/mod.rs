@@ -70,6 +70,11 @@ struct Link {
 impl Asynchronous {
     /// Returns what came too early before.
     pub(super) fn set_view(&mut self, shared: &mut Shared, fresh: &[PeerId]) -> Vec<Early> {
+        if shared.view.is_none() || fresh.contains(&shared.me) {
+            // What came is for the replica that this peer had as the member it was.
+            self.inbox.fill(0.0);
+            self.inbox_is_empty = true;
+        }
         let targets = &shared.targets;
         let goes_on = |peer: &PeerId| targets.contains(peer) && !fresh.contains(peer);
         self.links.retain(|peer, _| goes_on(peer));
