@@ -35,7 +35,7 @@ use super::prepare::Prepared;
 use super::serve::{self};
 use super::status::Figures;
 use super::threads::{self, Threads};
-use super::trainer::Command;
+use super::trainer::{self, Command};
 use crate::control::JobStatus;
 use crate::job::JobFile;
 use crate::net::{Lane, Net};
@@ -81,6 +81,7 @@ pub(super) struct Driver {
     pub(super) done: mpsc::Sender<Done>,
     orders: VecDeque<Order>,
     status: watch::Sender<JobStatus>,
+    status_sent: Instant,
     fetching: Fetching,
     retry_at: Option<Instant>,
     guide: Guide,
@@ -139,6 +140,7 @@ pub(super) async fn run(
         done,
         orders: VecDeque::new(),
         status,
+        status_sent: started,
         fetching: Fetching::Nothing,
         retry_at: None,
         guide,
@@ -168,6 +170,7 @@ pub(super) async fn run(
                 None => std::future::pending().await,
             }
         };
+        let mut after_a_step = false;
         tokio::select! {
             event = events.recv() => match event {
                 Some(Event::Leave(reply)) => {
@@ -180,13 +183,16 @@ pub(super) async fn run(
             },
             Some(done) = dones.recv() => driver.on_done(done),
             event = trained => match event {
-                Some(event) => driver.on_trained(event),
+                Some(event) => {
+                    after_a_step = matches!(event, trainer::Event::Step { .. });
+                    driver.on_trained(event);
+                }
                 None => driver.threads = None,
             },
             _ = second.tick() => driver.every_half_second(),
             () = tokio::time::sleep_until(wakeup.into()) => driver.input(Input::Tick),
         }
-        driver.carry_out();
+        driver.carry_out(after_a_step);
         driver.give_orders();
     }
 }

@@ -1,5 +1,7 @@
 //! Carries out what the agreement wants, up to the end of the job.
 
+use std::time::{Duration, Instant};
+
 use skein_gossip::agreement::Output;
 use skein_gossip::ids::PeerId;
 use skein_gossip::message::{Decision, Message};
@@ -9,10 +11,16 @@ use super::super::trainer::{Command, Share};
 use super::super::{coder, threads};
 use super::{Driver, Fetching, Order};
 
+/// Between two statuses that only count steps.
+const STATUS_EVERY: Duration = Duration::from_millis(250);
+
 impl Driver {
-    /// Carries out what the agreement wants.
-    pub(super) fn carry_out(&mut self) {
+    /// Carries out what the agreement wants, and says how the job stands: after a mere step, which changes a few numbers, not more
+    /// often than people can read.
+    pub(super) fn carry_out(&mut self, after_a_step: bool) {
+        let mut is_news = !after_a_step || self.status_sent.elapsed() >= STATUS_EVERY;
         while let Some(output) = self.agreement.poll() {
+            is_news |= !matches!(output, Output::SendBeat(..));
             match output {
                 Output::SendBeat(to, beat) => self.send(to, &Message::Beat(self.context.id, beat)),
                 Output::SendView(to, view) => self.send(to, &Message::View(self.context.id, view)),
@@ -96,6 +104,10 @@ impl Driver {
                 Output::Closed(decision) => self.close(decision),
             }
         }
+        if !is_news {
+            return;
+        }
+        self.status_sent = Instant::now();
         self.status.send_replace(
             self.figures
                 .status(&self.context, &self.agreement, &self.reason),
