@@ -35,6 +35,8 @@ const GROWTH: u64 = 8;
 const HURRY: f64 = 1.1;
 /// A class of which nothing arrives for so long beyond four round trips is held up by its receiver, not by the link.
 const STALL: Duration = Duration::from_millis(50);
+/// The most of the latter: a machine that slept has seen round trips of hours.
+const MOST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What large frames hold, the most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -170,7 +172,8 @@ impl Window {
                 return Err(due.since(now));
             }
             let hurry = if self.opens { 2.0 } else { HURRY };
-            self.leaves = due + Duration::from_secs_f64(bytes as f64 / (self.rate * hurry));
+            let takes = bytes as f64 / (self.rate * hurry);
+            self.leaves = due + Duration::from_secs_f64(takes.min(STALL.as_secs_f64()));
         }
         let lane = &mut self.lanes[class as usize];
         if lane.in_flight == 0 {
@@ -189,7 +192,7 @@ impl Window {
 
     /// After this long others may turn out to be held up.
     fn patience(&self) -> Duration {
-        STALL + 4 * self.round_trip().unwrap_or_default()
+        STALL + (self.round_trip().unwrap_or_default().saturating_mul(4)).min(MOST_PATIENCE)
     }
 
     /// A piece was received.
@@ -431,6 +434,16 @@ mod tests {
             let later = later + window.patience();
             assert!(window.take(other, 1 << 20, later).is_ok());
         }
+    }
+
+    #[test]
+    fn a_machine_that_slept_goes_on_at_once() {
+        let mut link = Link::new(20.0, 10);
+        link.run(2.0, &[Class::Update]);
+        link.now += 8 * 3600 * 1_000_000;
+        link.run(1.0, &[Class::Update]);
+        link.run(1.0, &[Class::Update]);
+        assert!(link.used(1.0) > 0.9, "{}", link.used(1.0));
     }
 
     #[test]
