@@ -49,8 +49,8 @@ impl Optimiser {
         }
     }
 
-    /// Moves `weights` against `gradient`; both are as long as the state.
-    pub(crate) fn update(&mut self, weights: &mut [f32], gradient: &[f32]) {
+    /// Moves `weights` against `scale * gradient`; both are as long as the state.
+    pub(crate) fn update(&mut self, weights: &mut [f32], gradient: &[f32], scale: f32) {
         self.steps += 1;
         match (&self.config, self.state.as_mut_slice()) {
             (
@@ -64,12 +64,12 @@ impl Optimiser {
             ) => {
                 let (lr, decay) = (*lr as f32, *weight_decay as f32);
                 match state {
-                    [] => sgd_plain(weights, gradient, lr, decay),
+                    [] => sgd_plain(weights, gradient, [lr, decay, scale]),
                     [v, ..] => sgd_momentum(
                         weights,
                         gradient,
                         v,
-                        [lr, *momentum as f32, decay],
+                        [lr, *momentum as f32, decay, scale],
                         *nesterov,
                     ),
                 }
@@ -96,6 +96,7 @@ impl Optimiser {
                     step: (lr / correction(*beta1)) as f32,
                     root: correction(*beta2).sqrt() as f32,
                     epsilon: *epsilon as f32,
+                    scale,
                 };
                 adamw(weights, gradient, m, v, &rate);
             }
@@ -117,9 +118,10 @@ fn power(mut base: f64, mut exponent: i32) -> f64 {
     result
 }
 
-fn sgd_plain(weights: &mut [f32], gradient: &[f32], lr: f32, decay: f32) {
+fn sgd_plain(weights: &mut [f32], gradient: &[f32], rates: [f32; 3]) {
+    let [lr, decay, scale] = rates;
     for (w, g) in weights.iter_mut().zip(gradient) {
-        *w -= (g + *w * decay) * lr;
+        *w -= (g * scale + *w * decay) * lr;
     }
 }
 
@@ -127,12 +129,13 @@ fn sgd_momentum(
     weights: &mut [f32],
     gradient: &[f32],
     v: &mut [f32],
-    rates: [f32; 3],
+    rates: [f32; 4],
     nesterov: bool,
 ) {
-    let [lr, momentum, decay] = rates;
+    let [lr, momentum, decay, scale] = rates;
     for ((w, g), v) in weights.iter_mut().zip(gradient).zip(v) {
-        let g = if decay == 0.0 { *g } else { g + *w * decay };
+        let g = g * scale;
+        let g = if decay == 0.0 { g } else { g + *w * decay };
         *v = *v * momentum + g;
         *w -= if nesterov { g + *v * momentum } else { *v } * lr;
     }
@@ -148,10 +151,12 @@ struct AdamwRate {
     step: f32,
     root: f32,
     epsilon: f32,
+    scale: f32,
 }
 
 fn adamw(weights: &mut [f32], gradient: &[f32], m: &mut [f32], v: &mut [f32], rate: &AdamwRate) {
     for (((w, g), m), v) in weights.iter_mut().zip(gradient).zip(m).zip(v) {
+        let g = g * rate.scale;
         *w *= rate.decay;
         *m = *m * rate.beta1 + g * rate.one_minus_beta1;
         *v = *v * rate.beta2 + g * g * rate.one_minus_beta2;
@@ -181,7 +186,7 @@ mod tests {
             let loss = (&variable - &goal).square().sum(tch::Kind::Float) * 0.5;
             libtorch.backward_step(&loss);
             let gradient: Vec<f32> = weights.iter().zip(&target).map(|(w, t)| w - t).collect();
-            optimiser.update(&mut weights, &gradient);
+            optimiser.update(&mut weights, &gradient, 1.0);
         }
         let difference = (&variable - Tensor::from_slice(&weights))
             .abs()

@@ -151,9 +151,17 @@ impl Trainer {
     /// # Errors
     /// A slice of the wrong length (nothing is changed).
     pub fn apply(&mut self, gradient: &[f32]) -> Result<(), TrainError> {
+        self.apply_scaled(gradient, 1.0)
+    }
+
+    /// Makes one optimiser update of `scale * gradient`, which saves a pass over the gradient.
+    ///
+    /// # Errors
+    /// As [`Trainer::apply`].
+    pub fn apply_scaled(&mut self, gradient: &[f32], scale: f32) -> Result<(), TrainError> {
         self.check_length(gradient.len())?;
-        self.optimiser
-            .update(self.model.parameters_mut().values_mut(), gradient);
+        let parameters = self.model.parameters_mut().values_mut();
+        self.optimiser.update(parameters, gradient, scale);
         Ok(())
     }
 

@@ -19,6 +19,7 @@ fn world(seed: u64, n: u16, global: Option<u32>) -> World {
         weighted: true,
         global,
         grows: false,
+        even_steps: true,
     };
     world.speeds = (0..=n + 3).map(|peer| (id(peer), 3 * MS)).collect();
     for peer in 1..=n {

@@ -126,26 +126,26 @@ impl State {
     }
 
     /// Nobody waits: what arrived is added. By share, to the own gradient, which counts by its part of the global batch; in full, to
-    /// the parameters.
-    pub(super) fn merge(&mut self, samples: u64) {
-        if !self.local.is_full() {
+    /// the parameters. Returns what the gradient is still to be multiplied with.
+    pub(super) fn merge(&mut self, samples: u64) -> f32 {
+        let weight = if self.local.is_full() {
+            1.0
+        } else {
             let global = self.share.map_or(samples, |share| share.global_batch);
-            let weight = samples as f32 / global.max(1) as f32;
-            if weight != 1.0 {
-                self.gradient.iter_mut().for_each(|value| *value *= weight);
-            }
-        }
+            samples as f32 / global.max(1) as f32
+        };
         let Some((_, values)) = self.merged.take() else {
-            return;
+            return weight;
         };
         if self.local.is_full() {
             let parameters = self.thread.trainer.model_mut().parameters_mut();
             self.local.merge(parameters.values_mut(), &values);
         } else {
             let pairs = self.gradient.iter_mut().zip(&values);
-            pairs.for_each(|(own, other)| *own += other);
+            pairs.for_each(|(own, other)| *own = weight * *own + other);
         }
         self.give_back(values);
+        1.0
     }
 
     /// What was merged for a replica that is no more; the buffer must not be lost with it.

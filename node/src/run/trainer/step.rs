@@ -43,6 +43,7 @@ impl State {
             let computed = Instant::now();
             computing += computed - began;
             let is_last = n + 1 == n_steps;
+            let mut scale = 1.0;
             if self.thread.settings.exchange.is_synchronous() {
                 if rounds {
                     if let Err(error) = self.thread.trainer.apply(&self.gradient) {
@@ -65,14 +66,14 @@ impl State {
                 if !self.local.is_full() {
                     self.commit_if_due();
                 }
-                self.merge(n_samples);
+                scale = self.merge(n_samples);
             }
             let applying = Instant::now();
             if rounds {
                 let parameters = self.thread.trainer.model_mut().parameters_mut();
                 self.local
                     .adopt(parameters.values_mut(), &mut self.gradient);
-            } else if let Err(error) = self.thread.trainer.apply(&self.gradient) {
+            } else if let Err(error) = self.thread.trainer.apply_scaled(&self.gradient, scale) {
                 return self.skip(&error.to_string());
             }
             computing += applying.elapsed();
