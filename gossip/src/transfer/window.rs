@@ -64,8 +64,8 @@ pub struct Piece {
     sent: Tick,
     /// What had arrived by then.
     arrived: u64,
-    /// Nothing else was on its way.
-    is_alone: bool,
+    /// It left while the queue was left to empty.
+    looks: bool,
     /// No other fitted after it: its round trip is that of a full window.
     fills: bool,
 }
@@ -107,7 +107,7 @@ pub struct Window {
     /// Least round trips of the last span and of this one.
     least: [Option<Duration>; 2],
     span_ends: Option<Tick>,
-    /// Nothing is sent until nothing is on its way.
+    /// The queue is left to empty.
     drains: bool,
     /// Bytes per second while the window was full.
     rate: f64,
@@ -162,7 +162,8 @@ impl Window {
             in_flight += self.lanes[other as usize].in_flight;
         }
         let bytes = self.piece_bytes().min(left as u64);
-        if in_flight > 0 && (self.drains || in_flight + bytes > self.limit) {
+        let limit = if self.drains { self.half() } else { self.limit };
+        if in_flight > 0 && in_flight + bytes > limit {
             return Err(self.patience());
         }
         if self.rate > 0.0 {
@@ -185,7 +186,7 @@ impl Window {
             bytes,
             sent: now,
             arrived: self.arrived,
-            is_alone: in_flight == 0,
+            looks: self.drains,
             fills: !self.drains && in_flight + 2 * bytes > self.limit,
         })
     }
@@ -203,7 +204,7 @@ impl Window {
         self.arrived += piece.bytes;
         let trip = now.since(piece.sent).max(Duration::from_micros(1));
         self.remember(trip, now);
-        self.drains &= !piece.is_alone;
+        self.drains &= !piece.looks;
         let rate = (self.arrived - piece.arrived) as f64 / trip.as_secs_f64();
         self.round.rate = self.round.rate.max(rate);
         if piece.fills {
@@ -267,6 +268,12 @@ impl Window {
             let fits = (self.rate * least.as_secs_f64() + aim) as u64;
             self.limit = fits.clamp(self.limit / 2, self.limit).max(LEAST);
         }
+    }
+
+    /// So much on the way makes no queue, even if the least round trip had one in it of the same length again.
+    fn half(&self) -> u64 {
+        let least = self.round_trip().unwrap_or_default();
+        (self.rate * least.as_secs_f64() / 2.0) as u64
     }
 
     fn piece_bytes(&self) -> u64 {
