@@ -197,7 +197,8 @@ pub enum BatchingKind {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Knowledge {
-    /// Seconds between two copies of the best replica's parameters, 0 (never) or 1 to 86400. Default 30.
+    /// Seconds between two copies of a better replica's parameters, 0 (never) or 1 to 86400. Default 60: where all data is alike it
+    /// gains little, and a copy costs a model's bytes.
     pub every: f64,
     /// How far a peer moves towards the better replica, above 0 to 1 (a copy). Default 0.75, the paper's.
     pub weight: f64,
@@ -263,7 +264,7 @@ impl Default for Batching {
 impl Default for Knowledge {
     fn default() -> Self {
         Self {
-            every: 30.0,
+            every: 60.0,
             weight: 0.75,
             gated: true,
             refresh: true,
