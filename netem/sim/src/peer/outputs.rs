@@ -69,7 +69,7 @@ impl Peer {
                 self.pause(now);
                 self.exchange.set_view(tick(now), None, false);
                 self.drain(now);
-                self.unmerged = lost_samples;
+                self.unmerged = self.unmerged.max(lost_samples);
                 self.write(now, &Entry::Paused { lost_samples });
             }
             Output::End { reason, abstain } => {

@@ -78,7 +78,8 @@ impl Driver {
                         view: None,
                         agreed: false,
                     });
-                    self.unmerged = lost_samples;
+                    // Falling out once more before the state is here takes nothing away.
+                    self.unmerged = self.unmerged.max(lost_samples);
                     self.journal.write(&Entry::Paused { lost_samples });
                 }
                 Output::End { reason, abstain } => {
