@@ -178,6 +178,15 @@ fn strategy(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
             return Err(document.fault(path, format!("is {value}"), fix));
         }
     }
+    let sums_up = matches!(exchange.commit, Commit::Steps(steps) if steps > 1);
+    if sums_up && exchange.is_synchronous() && exchange.local == Local::Share {
+        let fix = "add local = \"full\" for rounds of local steps, or raise train.batch";
+        return Err(document.fault(
+            "strategy.exchange.commit",
+            "does not go with `waiting`",
+            fix,
+        ));
+    }
     let needs_round = matches!(exchange.commit, Commit::Adacomm(_)) && !exchange.is_synchronous();
     if needs_round || (exchange.commit == Commit::Search && exchange.waiting != Waiting::Never) {
         let fix = "search goes with waiting = \"never\", adacomm with waiting = \"all\"";

@@ -325,6 +325,11 @@ fn impossible_values_are_named_with_what_to_write() {
             "commit",
             "waiting = \"never\"",
         ),
+        (
+            "waiting = 'all'\ncommit = { steps = 4 }",
+            "commit",
+            "local = \"full\"",
+        ),
         ("commit = { adacomm = 9 }", "commit", "waiting = \"all\""),
         (
             "outer = { lr = 1, momentum = 0 }",
