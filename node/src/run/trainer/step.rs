@@ -38,7 +38,10 @@ impl State {
                 Ok(loss) => losses += loss,
                 Err(error) => return self.skip(&error.to_string()),
             }
-            self.local.stepped(&self.gradient, n_samples);
+            // Alone, nobody is owed anything, and the sum would cost a pass.
+            if self.others() > 0 || self.local.is_full() {
+                self.local.stepped(&self.gradient, n_samples);
+            }
             samples += n_samples;
             let computed = Instant::now();
             computing += computed - began;
