@@ -268,11 +268,6 @@ impl Guide {
     pub fn dealings(&self) -> impl Iterator<Item = (PeerId, &pull::Dealings)> {
         self.pulls.iter().flat_map(Pulls::dealings)
     }
-
-    /// Times that the own replica had drifted away.
-    pub fn n_refreshes(&self) -> u64 {
-        self.watch.as_ref().map_or(0, Watch::n_refreshes)
-    }
 }
 
 fn report(beat: &Beat) -> Report {

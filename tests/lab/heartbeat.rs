@@ -1,11 +1,12 @@
 //! What a bulk copy over a slow link does to the heartbeats on it. Prints the round trips; `node/examples/wire.rs` measures.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use serde_json::Value;
 
 use crate::netns::{Lab, Machine};
+use crate::peer::built;
 use crate::say;
 
 const PORT: u16 = 47_111;
@@ -17,26 +18,7 @@ const QUEUE_MS: f64 = 100.0;
 
 /// The measuring program: `WIRE_BINARY`, else what cargo builds beside this test.
 fn wire() -> PathBuf {
-    if let Some(path) = std::env::var_os("WIRE_BINARY") {
-        return path.into();
-    }
-    let here = std::env::current_exe().unwrap();
-    let profile = here.parent().and_then(Path::parent).unwrap();
-    let mut build = Command::new(env!("CARGO"));
-    build.args([
-        "build",
-        "--quiet",
-        "--package",
-        "skein-node",
-        "--example",
-        "wire",
-    ]);
-    if profile.ends_with("release") {
-        build.arg("--release");
-    }
-    build.arg("--target-dir").arg(profile.parent().unwrap());
-    assert!(build.status().unwrap().success(), "wire was not built");
-    profile.join("examples/wire")
+    built("WIRE_BINARY", ["--example", "wire"], "examples/wire")
 }
 
 /// Ends with the test.

@@ -17,28 +17,27 @@ use crate::netns::Machine;
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The program under test: `SKEIN_BINARY`, else what cargo builds beside this test.
-static SKEIN: LazyLock<PathBuf> = LazyLock::new(|| {
-    if let Some(path) = std::env::var_os("SKEIN_BINARY") {
+static SKEIN: LazyLock<PathBuf> =
+    LazyLock::new(|| built("SKEIN_BINARY", ["--bin", "skein"], "skein"));
+
+/// The program that the variable names, else `target` of the package `skein-node`, which cargo builds beside this test as `name`.
+pub(crate) fn built(variable: &str, target: [&str; 2], name: &str) -> PathBuf {
+    if let Some(path) = std::env::var_os(variable) {
         return path.into();
     }
     let here = std::env::current_exe().unwrap();
     let profile = here.parent().and_then(Path::parent).unwrap();
     let mut build = Command::new(env!("CARGO"));
-    build.args([
-        "build",
-        "--quiet",
-        "--package",
-        "skein-node",
-        "--bin",
-        "skein",
-    ]);
+    build
+        .args(["build", "--quiet", "--package", "skein-node"])
+        .args(target);
     if profile.ends_with("release") {
         build.arg("--release");
     }
     build.arg("--target-dir").arg(profile.parent().unwrap());
-    assert!(build.status().unwrap().success(), "skein was not built");
-    profile.join("skein")
-});
+    assert!(build.status().unwrap().success(), "{name} was not built");
+    profile.join(name)
+}
 
 /// `skein` with `words`, without the variables of whoever runs the tests.
 pub(crate) fn skein(machine: Option<&Machine>, words: &[&str]) -> Command {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Agreement, Phase};
-use crate::batching::controller::{GlobalBatch, Growth, RateScaling};
+use crate::batching::controller::{GlobalBatch, Growth};
 use crate::batching::power::Fit;
 use crate::batching::rebalance::rebalance;
 use crate::batching::shares::shares;
@@ -43,8 +43,7 @@ impl Agreement {
     pub fn rate_factor(&self, view: &View) -> f32 {
         let global = view.global_batch().min(u64::from(u32::MAX)) as u32;
         let n_members = view.members.len();
-        self.global(n_members)
-            .rate_factor(global, RateScaling::LinearThenRoot)
+        self.global(n_members).rate_factor(global)
     }
 
     fn global(&self, n_members: usize) -> GlobalBatch {

@@ -14,16 +14,6 @@ const LINEAR_UP_TO: f64 = 8.0;
 /// Samples per member at the start.
 const FIRST_PER_MEMBER: u32 = 32;
 
-/// How the learning rate follows the global batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RateScaling {
-    /// Not at all.
-    Constant,
-    /// In proportion up to the eightfold (Goyal et al. 2017, arXiv:1706.02677), with the square root of what is beyond:
-    /// large batches become unstable under the linear rule.
-    LinearThenRoot,
-}
-
 /// How a global batch grows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Growth {
@@ -94,13 +84,13 @@ impl GlobalBatch {
         global
     }
 
-    /// By what the learning rate of the start is multiplied at a global batch of `global`.
-    pub fn rate_factor(&self, global: u32, scaling: RateScaling) -> f32 {
+    /// By what the learning rate of the start is multiplied at a global batch of `global`: in proportion up to the eightfold (Goyal et
+    /// al. 2017, arXiv:1706.02677), with the square root of what is beyond, where the linear rule becomes unstable.
+    pub fn rate_factor(&self, global: u32) -> f32 {
         let ratio = f64::from(global.max(1)) / f64::from(self.initial());
-        let factor = match scaling {
-            RateScaling::Constant => 1.0,
-            RateScaling::LinearThenRoot if ratio <= LINEAR_UP_TO => ratio,
-            RateScaling::LinearThenRoot => (LINEAR_UP_TO * ratio).sqrt(),
+        let factor = match ratio <= LINEAR_UP_TO {
+            true => ratio,
+            false => (LINEAR_UP_TO * ratio).sqrt(),
         };
         factor as f32
     }
@@ -151,12 +141,11 @@ mod tests {
     #[test]
     fn the_learning_rate_grows_in_proportion_to_the_eightfold_and_then_by_the_root() {
         let batch = GlobalBatch::Grows(Growth::for_members(4, 1 << 20));
-        let factor = |global| batch.rate_factor(global, RateScaling::LinearThenRoot);
+        let factor = |global| batch.rate_factor(global);
         assert_eq!(factor(128), 1.0);
         assert_eq!(factor(512), 4.0);
         assert_eq!(factor(128 * 8), 8.0);
         assert_eq!(factor(128 * 32), 16.0);
-        assert_eq!(batch.rate_factor(4_096, RateScaling::Constant), 1.0);
     }
 
     proptest! {
@@ -175,7 +164,7 @@ mod tests {
             let most = initial.max(1).max((train_samples / 10) as u32 + 1);
             prop_assert!(sizes.iter().all(|size| (initial.max(1)..=most).contains(size)));
             for size in sizes {
-                let factor = batch.rate_factor(size, RateScaling::LinearThenRoot);
+                let factor = batch.rate_factor(size);
                 prop_assert!(factor.is_finite() && factor >= 1.0);
             }
         }

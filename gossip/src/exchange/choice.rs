@@ -73,8 +73,8 @@ pub(super) struct Chooser {
 /// What a choice depends on beside the residual.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
-    /// Bytes that the link carries until the next commit.
-    pub(super) budget: usize,
+    /// Bytes that the link carries until the next commit; none: whatever it takes, for the same packet goes to all.
+    pub(super) budget: Option<usize>,
     /// Own step.
     pub(super) step: u64,
     /// Packets made of this residual so far: turns parts, seeds random choices.
@@ -88,36 +88,46 @@ impl Chooser {
         Self { amount, values }
     }
 
-    /// What fits `moment.budget`; where that is less than the least, the least.
+    /// What fits `moment.budget`; where that is less than the least, the least. Without a budget the most.
     pub(super) fn choose(&self, packer: &mut Packer, residual: &[f32], moment: Moment) -> Choice {
         let values = match self.values {
             ValueChoice::Fixed(values) => values,
             ValueChoice::ByBudget => Values::F16,
         };
-        let (selection, share) = match self.amount {
-            Amount::TopK { least, most } => {
-                let most = (most * moment.updates).min(1.0);
-                return self.fit(packer, residual, moment, Measure::TopK, (least, most));
+        let room = |most: f32| (most * moment.updates).min(1.0);
+        let (selection, share) = match (self.amount, moment.budget) {
+            (Amount::TopK { least, most }, Some(bytes)) => {
+                let bounds = (least, room(most));
+                return self.fit(packer, residual, bytes, Measure::TopK, bounds);
             }
-            Amount::MaxN { least, most } => {
-                let most = (most * moment.updates).min(1.0);
-                let (least, most) = (100.0 * least, 100.0 * most);
-                return self.fit(packer, residual, moment, Measure::MaxN, (least, most));
+            (Amount::MaxN { least, most }, Some(bytes)) => {
+                let bounds = (100.0 * least, 100.0 * room(most));
+                return self.fit(packer, residual, bytes, Measure::MaxN, bounds);
             }
-            Amount::RandomK { fraction } => {
+            (Amount::TopK { most, .. }, None) => {
+                let fraction = room(most);
+                (Selection::TopK { fraction }, fraction)
+            }
+            (Amount::MaxN { most, .. }, None) => {
+                let n = 100.0 * room(most);
+                (Selection::MaxN { n }, room(most))
+            }
+            (Amount::RandomK { fraction }, _) => {
                 let seed = moment.turn;
-                let fraction = (fraction * moment.updates).min(1.0);
+                let fraction = room(fraction);
                 (Selection::RandomK { fraction, seed }, fraction)
             }
-            Amount::Dense => (Selection::Dense, 1.0),
-            Amount::Significant { threshold } => {
+            (Amount::Dense, _) => (Selection::Dense, 1.0),
+            (Amount::Significant { threshold }, _) => {
                 let decay = (1.0 + moment.step as f32 / GAIA_STEPS).sqrt();
                 let threshold = threshold / decay;
                 (Selection::Significant { threshold }, threshold)
             }
-            Amount::Parts => {
+            (Amount::Parts, _) => {
                 let dense = residual.len() * 4;
-                let of = dense.div_ceil(moment.budget.max(1));
+                let of = moment
+                    .budget
+                    .map_or(1, |budget| dense.div_ceil(budget.max(1)));
                 let of = (of.min(MAX_PARTS as usize) as u32).max(1);
                 let index = (moment.turn % u64::from(of)) as u32;
                 (Selection::Part { index, of }, 1.0 / of as f32)
@@ -134,7 +144,7 @@ impl Chooser {
         &self,
         packer: &mut Packer,
         residual: &[f32],
-        moment: Moment,
+        bytes: usize,
         measure: Measure,
         (least, most): (f32, f32),
     ) -> Choice {
@@ -149,7 +159,7 @@ impl Chooser {
         let fit = packer.fit(
             residual,
             Wanted {
-                bytes: moment.budget,
+                bytes,
                 measure,
                 least,
                 most,
@@ -164,32 +174,6 @@ impl Chooser {
         Choice {
             selection: fit.selection,
             values: fit.values,
-            share,
-        }
-    }
-
-    /// What is always sent, whatever the link: for the synchronous rule, whose packets go to all.
-    pub(super) fn most(&self, turn: u64, step: u64) -> Choice {
-        let values = match self.values {
-            ValueChoice::Fixed(values) => values,
-            ValueChoice::ByBudget => Values::F16,
-        };
-        let (selection, share) = match self.amount {
-            Amount::TopK { most, .. } => (Selection::TopK { fraction: most }, most),
-            Amount::MaxN { most, .. } => (Selection::MaxN { n: 100.0 * most }, most),
-            Amount::RandomK { fraction } => {
-                let seed = turn;
-                (Selection::RandomK { fraction, seed }, fraction)
-            }
-            Amount::Dense | Amount::Parts => (Selection::Dense, 1.0),
-            Amount::Significant { threshold } => {
-                let threshold = threshold / (1.0 + step as f32 / GAIA_STEPS).sqrt();
-                (Selection::Significant { threshold }, threshold)
-            }
-        };
-        Choice {
-            selection,
-            values,
             share,
         }
     }

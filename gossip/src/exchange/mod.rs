@@ -277,10 +277,10 @@ impl Exchange {
         }
     }
 
-    /// The packet could not be handed to the lane. It is offered again when there is room.
-    pub fn returned(&mut self, to: PeerId, seq: u64, packet: Vec<u8>) {
+    /// The packet could not be handed to the lane. It was kept, and is offered again when there is room.
+    pub fn returned(&mut self, to: PeerId, seq: u64) {
         if let Rule::Asynchronous(rule) = &mut self.rule {
-            rule.returned(&mut self.shared, to, seq, packet);
+            rule.returned(&mut self.shared, to, seq);
         }
     }
 

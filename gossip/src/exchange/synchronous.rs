@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::choice::Choice;
+use super::choice::{Choice, Moment};
 use super::norms::outliers;
 use super::shared::{join, split};
 use super::{Gradient, Output, Shared};
@@ -87,7 +87,14 @@ impl Synchronous {
             *kept += value;
         }
         let mut packed = Vec::new();
-        self.choice = shared.chooser.most(self.turn, step);
+        let moment = Moment {
+            budget: None,
+            step,
+            turn: self.turn,
+            updates: 1.0,
+        };
+        let packer = &mut shared.packer;
+        self.choice = shared.chooser.choose(packer, &self.residual, moment);
         self.turn += 1;
         shared.n_packed += 1;
         let order = self.choice.order(gradient.weights);

@@ -55,24 +55,6 @@ pub fn losers_share(winner_samples: u64, loser_samples: u64) -> f32 {
     }
 }
 
-/// Writes the mean of `winner` and `loser` by samples since they parted into `mean`.
-///
-/// # Errors
-/// [`LengthError`]: `mean` is as it was.
-pub fn weighted_mean(
-    winner: (&[f32], u64),
-    loser: (&[f32], u64),
-    mean: &mut [f32],
-) -> Result<(), LengthError> {
-    check(winner.0, loser.0)?;
-    check(winner.0, mean)?;
-    let share = losers_share(winner.1, loser.1);
-    for ((mean, winner), loser) in mean.iter_mut().zip(winner.0).zip(loser.0) {
-        *mean = winner + share * (loser - winner);
-    }
-    Ok(())
-}
-
 /// What one of the three was worth on held-out samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Losses {
@@ -93,6 +75,17 @@ pub enum Choice {
     Loser,
     /// Their mean: both sides' work.
     Mean,
+}
+
+impl Choice {
+    /// How far the loser's parameters move towards the winner's: by `losers_share` of the way short of them for the mean.
+    pub fn toward_winner(self, losers_share: f32) -> f32 {
+        match self {
+            Self::Winner => 1.0,
+            Self::Loser => 0.0,
+            Self::Mean => 1.0 - losers_share,
+        }
+    }
 }
 
 /// The outcome of a merge of two sides.
@@ -155,9 +148,10 @@ mod tests {
 
     #[test]
     fn both_sides_weigh_by_the_samples_since_they_parted() {
-        let mut mean = [0.0; 2];
-        weighted_mean((&[0.0, 8.0], 300), (&[4.0, 0.0], 100), &mut mean).unwrap();
-        assert_eq!(mean, [1.0, 6.0]);
+        let mut loser = [4.0, 0.0];
+        let share = losers_share(300, 100);
+        toward(&mut loser, &[0.0, 8.0], Choice::Mean.toward_winner(share)).unwrap();
+        assert_eq!(loser, [1.0, 6.0]);
         assert_eq!(losers_share(0, 0), 0.5);
         assert_eq!(losers_share(0, u64::MAX), 1.0);
     }

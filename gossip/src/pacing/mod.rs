@@ -14,4 +14,3 @@ pub mod rhythm;
 pub mod momentum;
 pub mod adacomm;
 pub mod outer;
-pub mod staleness;

@@ -191,7 +191,7 @@ impl Wired {
             match output {
                 Output::Send { to, seq, packet } => {
                     if self.refusing.contains(&(peer, to)) {
-                        self.peers.get_mut(&peer).unwrap().returned(to, seq, packet);
+                        self.peers.get_mut(&peer).unwrap().returned(to, seq);
                         continue;
                     }
                     *self.n_sent.entry((peer, to)).or_default() += 1;

@@ -318,8 +318,8 @@ impl<'a> World<'a> {
                     let sent = self
                         .transport
                         .send(self.now, (rank, to), lane, bytes, message);
-                    if let Err(Message::Update { seq, packet }) = sent {
-                        peer.returned(self.ids[to], seq, packet);
+                    if let Err(Message::Update { seq, .. }) = sent {
+                        peer.returned(self.ids[to], seq);
                     }
                     Checks::lanes(self.transport.waiting(rank, to), LANE_BOUNDS)?;
                 }

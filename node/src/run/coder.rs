@@ -220,10 +220,9 @@ impl CoderThread {
         while let Some(output) = self.exchange.poll() {
             match output {
                 Output::Send { to, seq, packet } => {
-                    // The lane keeps the bytes only if it takes them; a copy is cheap beside packing them again.
-                    if let Err(error) = self.net.send(to, Lane::Update, packet.clone()) {
+                    if let Err(error) = self.net.send(to, Lane::Update, packet) {
                         tracing::debug!(peer = %to.short(), %error, "packet waits for the lane");
-                        self.exchange.returned(to, seq, packet);
+                        self.exchange.returned(to, seq);
                     }
                 }
                 Output::Applied {

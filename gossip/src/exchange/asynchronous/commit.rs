@@ -240,7 +240,7 @@ impl Asynchronous {
             return Ok(());
         };
         let moment = Moment {
-            budget,
+            budget: Some(budget),
             step: self.step,
             turn: residual.turn,
             updates: residual.updates(),

@@ -241,7 +241,7 @@ impl Asynchronous {
     }
 
     /// The lane would not take it: it goes first when there is room.
-    pub(super) fn returned(&mut self, shared: &mut Shared, to: PeerId, seq: u64, _: Vec<u8>) {
+    pub(super) fn returned(&mut self, shared: &mut Shared, to: PeerId, seq: u64) {
         if let Some(link) = self.links.get_mut(&to)
             && link.way.returned(seq)
             && let Some(meter) = shared.meters.get_mut(&to)

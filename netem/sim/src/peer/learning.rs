@@ -6,6 +6,7 @@ use skein_gossip::guide::Output;
 use skein_gossip::ids::PeerId;
 use skein_gossip::knowledge::merge;
 use skein_gossip::knowledge::sketch::Sketch;
+use skein_gossip::membership::FEW;
 use skein_gossip::pacing::momentum;
 use skein_node::run::driver::PACE_EVERY;
 use skein_node::run::journal::{self, Entry};
@@ -13,7 +14,7 @@ use skein_node::run::trainer::{HELD_OUT, SKETCH_EVERY, SKETCH_ONE_IN};
 
 use super::fetching::{ASK_BYTES, Ask};
 use super::training::AtBoundary;
-use super::{Effect, FEW_SKETCHED, Message, Peer, tick};
+use super::{Effect, Message, Peer, tick};
 use crate::learner::State;
 use crate::stream::Lane;
 use skein_netem::link::Nanos;
@@ -24,7 +25,7 @@ impl Peer {
         self.pace.fit = self.power.fit();
         self.pace.search = self.guide.search_state();
         let n_members = self.agreement.view().map_or(0, |view| view.members.len());
-        if n_members > FEW_SKETCHED {
+        if n_members > FEW {
             self.pace.sketch = None;
         }
         for output in self.guide.look(tick(now), &self.agreement, &self.pace) {
@@ -63,7 +64,7 @@ impl Peer {
             return;
         };
         // Among hundreds it would be most of the record.
-        if view.members.len() > FEW_SKETCHED {
+        if view.members.len() > FEW {
             return;
         }
         self.pace_written = now;
@@ -142,7 +143,7 @@ impl Peer {
         );
     }
 
-    /// After a partition: the winning side's state, or the mean of both by samples, whichever is better.
+    /// After a partition: the winning side's state, the mean of both by samples, or the own, whichever is best.
     pub(super) fn put_together(
         &mut self,
         now: Nanos,
@@ -154,15 +155,21 @@ impl Peer {
         let own = self.learner.state();
         let since = winner_samples.saturating_sub(self.agreement.parted_at());
         let own_share = merge::losers_share(since, own_samples);
+        let loser = self.learner.evaluate(rows)?.loss as f32;
         self.learner.move_towards(&own, winner, 1.0)?;
-        let taken = self.learner.evaluate(rows)?.loss;
+        let taken = self.learner.evaluate(rows)?.loss as f32;
         self.learner.move_towards(&own, winner, 1.0 - own_share)?;
-        let mean = self.learner.evaluate(rows)?.loss;
-        self.trainer.owed_us += 2.0 * self.job.costs.us_per_look * rows as f64;
-        let share = if mean < taken { own_share } else { 0.0 };
-        if share == 0.0 {
-            self.learner.move_towards(&own, winner, 1.0)?;
-        }
+        let mean = self.learner.evaluate(rows)?.loss as f32;
+        self.trainer.owed_us += 3.0 * self.job.costs.us_per_look * rows as f64;
+        let losses = merge::Losses {
+            winner: taken,
+            loser,
+            mean,
+        };
+        let choice = merge::pick(losses, since, own_samples).choice;
+        let moved = choice.toward_winner(own_share);
+        self.learner.move_towards(&own, winner, moved)?;
+        let share = 1.0 - moved;
         self.write(
             now,
             &Entry::Merged {

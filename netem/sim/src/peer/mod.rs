@@ -42,8 +42,6 @@ use training::Trainer;
 const PREPARING: f64 = 0.35;
 /// Between two looks of the node at what is due.
 const DUE_EVERY: Nanos = 500_000_000;
-/// Among more members than this, beats carry no sketches, as in the node.
-const FEW_SKETCHED: usize = 64;
 
 /// What all peers of a run share.
 #[derive(Debug)]
@@ -292,8 +290,8 @@ impl Peer {
     }
 
     /// The lane would not take a packet.
-    pub(super) fn returned(&mut self, to: PeerId, seq: u64, packet: Vec<u8>) {
-        self.exchange.returned(to, seq, packet);
+    pub(super) fn returned(&mut self, to: PeerId, seq: u64) {
+        self.exchange.returned(to, seq);
     }
 
     /// Tells the others and saves, as a clean exit does.

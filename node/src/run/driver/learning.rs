@@ -3,15 +3,13 @@
 use skein_gossip::agreement::Input;
 use skein_gossip::guide::Output;
 use skein_gossip::ids::PeerId;
+use skein_gossip::membership::FEW;
 use skein_gossip::message::StateRequest;
 
 use super::super::journal::Entry;
 use super::super::trainer::{Command, Lesson};
 use super::super::{fetch, threads};
 use super::{Done, Driver};
-
-/// Among more members than this, beats carry no sketches: they would be most of them.
-const FEW: usize = 64;
 
 impl Driver {
     /// Looks at what the others said, and says what they may plan with.
@@ -21,6 +19,7 @@ impl Driver {
         self.pace.search = self.guide.search_state();
         let n_members = self.agreement.view().map_or(0, |view| view.members.len());
         if n_members > FEW {
+            // They would be most of all beats.
             self.pace.sketch = None;
         }
         for output in self.guide.look(now, &self.agreement, &self.pace) {

@@ -28,8 +28,8 @@ pub enum Teacher {
         /// Whether it has to prove better.
         gated: bool,
     },
-    /// The winning side of a healed partition: take its state, or the mean of both by samples, whichever is better on held-out
-    /// samples. The own state alone goes on in that mean, and as somebody's to learn from if it is the best.
+    /// The winning side of a healed partition: take its state, or the mean of both by samples, or keep the own, whichever is best on
+    /// held-out samples.
     Winner {
         /// Its state.
         snapshot: Box<Snapshot>,
@@ -81,42 +81,55 @@ impl State {
         let rows = self.thread.settings.evaluate_samples.min(HELD_OUT);
         let own = self.thread.trainer.snapshot();
         let own_loss = self.evaluate(rows)?.loss;
-        let (other, gated, weights) = match teacher {
+        let (other, moved, merged_loss) = match teacher {
             Teacher::Best {
                 snapshot,
                 weight,
                 gated,
-            } => (snapshot, gated, vec![weight]),
+            } => {
+                let loss = self.try_move(&own, &snapshot, weight, rows)?;
+                // A replica that is not finite has no loss to defend.
+                let is_better = loss < own_loss || (!own_loss.is_finite() && loss.is_finite());
+                let moved = if is_better || !gated { weight } else { 0.0 };
+                (snapshot, moved, loss)
+            }
             Teacher::Winner {
                 snapshot,
                 step,
                 samples,
                 own_samples,
             } => {
-                self.thread.step = step;
                 let share = merge::losers_share(samples, own_samples);
-                (snapshot, false, vec![1.0, 1.0 - share])
+                let winner = self.try_move(&own, &snapshot, 1.0, rows)?;
+                let mean = self.try_move(&own, &snapshot, 1.0 - share, rows)?;
+                let losses = merge::Losses {
+                    winner: winner as f32,
+                    loser: own_loss as f32,
+                    mean: mean as f32,
+                };
+                let choice = merge::pick(losses, samples, own_samples).choice;
+                self.thread.step = step;
+                (snapshot, choice.toward_winner(share), winner.min(mean))
             }
         };
-        let mut best: Option<(f64, f32)> = None;
-        for weight in weights {
-            self.move_towards(&own, &other, weight)?;
-            let loss = self.evaluate(rows)?.loss;
-            if best.is_none_or(|(least, _)| loss < least) {
-                best = Some((loss, weight));
-            }
-        }
-        let (merged_loss, weight) = best.unwrap_or((own_loss, 0.0));
-        // A replica that is not finite has no loss to defend.
-        let is_better =
-            merged_loss < own_loss || (!own_loss.is_finite() && merged_loss.is_finite());
-        let moved = if is_better || !gated { weight } else { 0.0 };
         self.move_towards(&own, &other, moved)?;
         Ok(Lesson {
             own_loss,
             merged_loss,
             moved,
         })
+    }
+
+    /// The held-out loss of `own` moved towards `other` by `weight`; the replica is left there.
+    fn try_move(
+        &mut self,
+        own: &Snapshot,
+        other: &Snapshot,
+        weight: f32,
+        rows: usize,
+    ) -> Result<f64, String> {
+        self.move_towards(own, other, weight)?;
+        Ok(self.evaluate(rows)?.loss)
     }
 
     /// Makes the replica `own` moved towards `other` by `weight`.
