@@ -1,0 +1,159 @@
+//! Hearing others, and telling them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::copies::Holding;
+use super::super::message::{Beat, MAX_MEMBERS, Profile, Standing};
+use super::{Agreement, Heard, Output};
+use crate::ids::PeerId;
+use crate::view::Stamp;
+
+/// A peer that beats with an old view is told the new one at most this often.
+const TELL_AGAIN: Duration = Duration::from_millis(300);
+
+impl Agreement {
+    pub(super) fn on_connected(&mut self, peer: PeerId) {
+        self.membership.connected(self.now, peer);
+        if let Some(profile) = &self.own.profile {
+            self.outputs
+                .push_back(Output::SendProfile(peer, Arc::clone(profile)));
+        }
+        self.is_news = true;
+    }
+
+    pub(super) fn on_gone(&mut self, peer: PeerId) {
+        self.membership.disconnected(peer);
+        // Frames to or from it may be lost; should it be back at once, the view is still broken.
+        if let Some(view) = &self.view
+            && self.own.in_place
+            && view.plan.stage_of(self.me).is_some()
+            && view.plan.stage_of(peer).is_some()
+        {
+            self.own.is_broken = true;
+            self.is_news = true;
+        }
+    }
+
+    pub(super) fn on_profile(&mut self, peer: PeerId, profile: Arc<Profile>) {
+        self.membership.heard(self.now, peer);
+        if profile.is_of(self.config.n_blocks)
+            && let Some(heard) = self.heard.get_mut(&peer)
+        {
+            heard.profile = Some(profile);
+        }
+    }
+
+    pub(super) fn set_profile(&mut self, profile: Profile) {
+        let profile = Arc::new(profile);
+        let peers: Vec<PeerId> = self.membership.connected_peers().collect();
+        for peer in peers {
+            self.outputs
+                .push_back(Output::SendProfile(peer, Arc::clone(&profile)));
+        }
+        self.own.profile = Some(profile);
+    }
+
+    pub(super) fn on_beat(&mut self, peer: PeerId, beat: Arc<Beat>) {
+        if peer == self.me || !beat.is_sound() {
+            return;
+        }
+        self.membership.heard(self.now, peer);
+        if !self.heard.contains_key(&peer) {
+            if self.heard.len() >= MAX_MEMBERS && !self.forget_one_dead() {
+                return;
+            }
+            // Its first beat: it may not have the own profile yet.
+            if let Some(profile) = &self.own.profile {
+                self.outputs
+                    .push_back(Output::SendProfile(peer, Arc::clone(profile)));
+            }
+        }
+        self.learn(&beat);
+        let holding = Holding::from_runs(&beat.held, self.config.n_blocks);
+        let stamp = beat.view;
+        let heard = self.heard.entry(peer).or_insert_with(|| Heard {
+            beat: Arc::clone(&beat),
+            holding: Holding::default(),
+            profile: None,
+            told_view: None,
+        });
+        (heard.beat, heard.holding) = (beat, holding);
+        self.tell_view(peer, stamp);
+    }
+
+    /// What goes from beat to beat until all know it.
+    fn learn(&mut self, beat: &Beat) {
+        if let (None, Some(reason)) = (&self.own.stop, &beat.stop) {
+            self.own.stop = Some(reason.clone());
+            self.is_news = true;
+        }
+        if self.config.last_step.is_none() && beat.last_step > self.own.last_step {
+            self.own.last_step = beat.last_step;
+            self.is_news = true;
+        }
+        let newer =
+            |judged: &super::Judged| self.own.judged.is_none_or(|own| judged.step > own.step);
+        if let Some(judged) = beat.judged.filter(newer) {
+            self.own.judged = Some(judged);
+        }
+    }
+
+    fn tell_view(&mut self, peer: PeerId, held: Option<Stamp>) {
+        let Some(view) = &self.view else { return };
+        if held >= Some(view.stamp) {
+            return;
+        }
+        let now = self.now;
+        if let Some(heard) = self.heard.get_mut(&peer)
+            && heard.told_view.is_none_or(|at| now.since(at) >= TELL_AGAIN)
+        {
+            heard.told_view = Some(now);
+            self.outputs
+                .push_back(Output::SendView(peer, Arc::clone(view)));
+        }
+    }
+
+    fn forget_one_dead(&mut self) -> bool {
+        let dead = self
+            .heard
+            .keys()
+            .copied()
+            .find(|peer| !self.membership.is_alive(self.now, *peer));
+        dead.is_some_and(|peer| self.heard.remove(&peer).is_some())
+    }
+
+    /// Beats when it is time or there is news.
+    pub(super) fn beat(&mut self) {
+        if !self.is_news && self.now < self.next_beat {
+            return;
+        }
+        self.is_news = false;
+        self.next_beat = self.now + self.membership.times().beat_every;
+        let peers: Vec<PeerId> = self.membership.connected_peers().collect();
+        if !peers.is_empty() {
+            let beat = Arc::new(self.own_beat());
+            self.outputs.push_back(Output::SendBeat(peers, beat));
+        }
+    }
+
+    /// What this peer says of itself.
+    pub fn own_beat(&self) -> Beat {
+        let own = &self.own;
+        Beat {
+            instance: self.instance,
+            standing: own.standing.clone(),
+            has_data: own.has_data,
+            view: self.view.as_ref().map(|view| view.stamp),
+            in_place: own.in_place && own.standing != Standing::Preparing,
+            is_broken: own.is_broken,
+            step: own.step,
+            held: own.holding.runs(),
+            slowdown: own.slowdown,
+            stop: own.stop.clone(),
+            last_step: own.last_step,
+            judged: own.judged,
+            contribution: own.contribution,
+        }
+    }
+}

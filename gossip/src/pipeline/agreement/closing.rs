@@ -1,0 +1,54 @@
+//! The end of the job: the first stage names the last step, all collect the blocks at that step, and the job is over when
+//! everybody alive that takes part holds the model.
+
+use super::super::message::Standing;
+use super::{Agreement, Output};
+
+impl Agreement {
+    pub(super) fn close(&mut self) {
+        if self.closed {
+            return;
+        }
+        self.choose_last_step();
+        let Some(last) = self.own.last_step else {
+            return;
+        };
+        let ready = self.own.standing == Standing::Ready;
+        if ready
+            && !self.finishing
+            && last > 0
+            && self.own.holding.has_all(last, 0..self.config.n_blocks)
+        {
+            self.finishing = true;
+            self.outputs.push_back(Output::Finish(last));
+        }
+        let is_done = |standing: &Standing| matches!(standing, Standing::Finished(_));
+        let others = self.heard.iter().filter(|(peer, heard)| {
+            self.membership.is_alive(self.now, **peer) && heard.beat.standing == Standing::Ready
+        });
+        if is_done(&self.own.standing) && others.count() == 0 {
+            self.closed = true;
+            self.outputs.push_back(Output::Closed);
+        }
+    }
+
+    fn choose_last_step(&mut self) {
+        if self.own.last_step.is_some() || self.own.stop.is_none() || self.chose_last {
+            return;
+        }
+        let Some(view) = &self.view else { return };
+        let is_first = view.plan.hosts().next() == Some(self.me);
+        if is_first && self.fed == Some(view.stamp) {
+            self.chose_last = true;
+            self.outputs.push_back(Output::ChooseLastStep);
+        }
+    }
+
+    /// Whether every block is held at the last step: nothing is left to be trained.
+    pub(super) fn is_trained(&self) -> bool {
+        let Some(last) = self.own.last_step else {
+            return false;
+        };
+        last > 0 && self.copies().fewest(last) > 0
+    }
+}

@@ -1,0 +1,353 @@
+//! What the steward does: sees that a new view is needed, and proposes it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::message::{Standing, View};
+use super::super::plan::{Plan, Stage};
+use super::{Agreement, Candidate, Cutting, Planned};
+use crate::ids::PeerId;
+use crate::time::Tick;
+use crate::view::Stamp;
+
+/// How often a better cut is looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A new cut must have been better so often in a row, and by this much, to count: measured times vary.
+const LOOKS: u32 = 2;
+const GAIN: f64 = 1.15;
+/// Steps are saved for at least this long, as far as anybody knows; a move must cost less.
+const HORIZON: Duration = Duration::from_secs(60);
+/// Least time between the proposal of a new cut and its line.
+const NOTICE: Duration = Duration::from_millis(700);
+/// Bytes per second that a move is reckoned with where no link was measured.
+const UNMEASURED_RATE: f64 = 10e6;
+/// Frames were lost: a host that is dead will be missed within that time, and then one new view does for both.
+const BROKEN_FOR: Duration = Duration::from_millis(300);
+/// Pause before a plan is looked for again where there was none.
+const PLAN_AGAIN: Duration = Duration::from_millis(300);
+/// Longest time without a step before the view is taken for broken, beside twenty steps.
+const STALLED: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Default)]
+pub(super) struct Lead {
+    looked: Option<Tick>,
+    better: u32,
+    broken_since: Option<Tick>,
+    progress: (u64, Option<Tick>),
+    adopted: Option<Tick>,
+    /// When no plan was found.
+    failed: Option<Tick>,
+}
+
+impl Lead {
+    pub(super) fn adopted(&mut self, now: Tick) {
+        *self = Self {
+            adopted: Some(now),
+            progress: (0, Some(now)),
+            ..Self::default()
+        };
+    }
+}
+
+/// Why a new view is proposed.
+#[derive(Clone, Debug, PartialEq)]
+enum Reason {
+    /// There is none, or its hosts cannot finish its steps.
+    Needed,
+    /// This cut is better by so much that it pays.
+    Better(Planned),
+}
+
+impl Agreement {
+    /// The lowest peer alive that takes part.
+    pub fn steward(&self) -> Option<PeerId> {
+        self.crew().first().copied()
+    }
+
+    pub(super) fn lead(&mut self) {
+        if self.closed
+            || self.own.standing != Standing::Ready
+            || self.is_trained()
+            || self.steward() != Some(self.me)
+        {
+            return;
+        }
+        match self.reason() {
+            Some(Reason::Needed) => self.recover(),
+            Some(Reason::Better(planned)) => self.recut(planned),
+            None => {}
+        }
+    }
+
+    fn reason(&mut self) -> Option<Reason> {
+        let Some(view) = self.view.clone() else {
+            let enough = self.crew().len() >= self.config.start_peers.max(1);
+            return enough.then_some(Reason::Needed);
+        };
+        if self.is_lost(&view)
+            || self.is_broken_for_long(&view)
+            || self.is_unreachable(&view)
+            || self.is_behind(&view)
+        {
+            return Some(Reason::Needed);
+        }
+        if !self.is_in_effect(&view) {
+            return None;
+        }
+        if self.is_stalled() {
+            return Some(Reason::Needed);
+        }
+        self.better_cut(&view)
+    }
+
+    /// A host is dead, or is no longer what it was.
+    fn is_lost(&self, view: &View) -> bool {
+        let lost = |host: PeerId| {
+            if host == self.me {
+                return false;
+            }
+            let beat = self.heard.get(&host).map(|heard| &heard.beat);
+            !self.membership.is_alive(self.now, host)
+                || beat.is_some_and(|beat| {
+                    matches!(beat.standing, Standing::Preparing | Standing::Unable(_))
+                })
+        };
+        let any = view.plan.hosts().any(lost);
+        // A peer that takes no part in a view does not end it because its own connections are bad.
+        let works_for_others = !view.has(self.me)
+            && view.plan.hosts().any(|host| {
+                self.membership.is_alive(self.now, host)
+                    && self
+                        .heard
+                        .get(&host)
+                        .is_some_and(|heard| heard.beat.in_place && !heard.beat.is_broken)
+            });
+        any && !works_for_others
+    }
+
+    fn is_broken_for_long(&mut self, view: &View) -> bool {
+        let says_so = |host: PeerId| match host == self.me {
+            true => self.own.is_broken,
+            false => self
+                .heard
+                .get(&host)
+                .is_some_and(|heard| heard.beat.is_broken && heard.beat.view == Some(view.stamp)),
+        };
+        if !view.plan.hosts().any(says_so) {
+            self.lead.broken_since = None;
+            return false;
+        }
+        let since = *self.lead.broken_since.get_or_insert(self.now);
+        self.now.since(since) >= BROKEN_FOR
+    }
+
+    /// The line that the view begins at can no longer be had.
+    fn is_unreachable(&self, view: &View) -> bool {
+        if self.is_in_effect(view) || self.copies().fewest(view.from) > 0 {
+            return false;
+        }
+        match &self.previous {
+            Some(previous) => !self.all_alive(previous),
+            None => self
+                .lead
+                .adopted
+                .is_none_or(|at| self.now.since(at) > STALLED / 6),
+        }
+    }
+
+    /// Others hold a newer line than the view has come to: the other side of a partition that healed went further.
+    fn is_behind(&self, view: &View) -> bool {
+        let reached = view.plan.hosts().map(|host| match host == self.me {
+            true => self.own.step,
+            false => self.heard.get(&host).map_or(0, |heard| heard.beat.step),
+        });
+        let reached = reached.max().unwrap_or(0).max(view.from);
+        self.is_in_effect(view) && self.copies().newest_line(1) > reached
+    }
+
+    fn is_stalled(&mut self) -> bool {
+        let (step, now) = (self.step(), self.now);
+        let (seen, since) = &mut self.lead.progress;
+        if step > *seen || since.is_none() || self.own.last_step.is_some_and(|last| step >= last) {
+            (*seen, *since) = (step, Some(now));
+        }
+        since.is_some_and(|since| now.since(since) > STALLED)
+    }
+
+    fn better_cut(&mut self, view: &View) -> Option<Reason> {
+        let is_time = self
+            .lead
+            .looked
+            .is_none_or(|at| self.now.since(at) >= LOOK_EVERY);
+        if self.config.cutting != Cutting::Adaptive || !is_time {
+            return None;
+        }
+        self.lead.looked = Some(self.now);
+        let candidates = self.candidates();
+        let now_us = self.planner.step_us(&view.plan, &candidates)?;
+        let best = self.planner.plan(&candidates).ok()?;
+        let pause = self.move_time(&view.plan, &best.plan, &candidates);
+        let saved = HORIZON.as_secs_f64() * (1.0 - best.step_us / now_us.max(1.0));
+        let pays =
+            best.plan != view.plan && now_us > GAIN * best.step_us && saved > pause.as_secs_f64();
+        self.lead.better = if pays { self.lead.better + 1 } else { 0 };
+        (self.lead.better >= LOOKS).then_some(Reason::Better(best))
+    }
+
+    /// How long the blocks that change hands are on their way, at worst one after the other.
+    fn move_time(&self, old: &Plan, new: &Plan, candidates: &[Candidate]) -> Duration {
+        let moved =
+            (0..self.config.n_blocks).filter(|block| old.host_of(*block) != new.host_of(*block));
+        let bytes: u64 = moved
+            .map(|block| self.planner.bytes(block..block + 1))
+            .sum();
+        let rates = candidates
+            .iter()
+            .filter_map(|candidate| candidate.profile.as_ref());
+        let rates =
+            rates.flat_map(|profile| profile.rates.iter().map(|(_, rate)| f64::from(*rate)));
+        let rate = rates
+            .filter(|rate| *rate > 0.0)
+            .fold(f64::INFINITY, f64::min);
+        let rate = if rate.is_finite() {
+            rate
+        } else {
+            UNMEASURED_RATE
+        };
+        Duration::try_from_secs_f64(bytes as f64 / rate).unwrap_or(HORIZON)
+    }
+
+    /// The peers that a plan may use.
+    pub fn candidates(&self) -> Vec<Candidate> {
+        let candidate = |peer: PeerId| match self.heard.get(&peer) {
+            Some(heard) => Candidate {
+                peer,
+                has_data: heard.beat.has_data,
+                profile: heard.profile.clone(),
+                slowdown: heard.beat.slowdown,
+            },
+            None => Candidate {
+                peer,
+                has_data: self.own.has_data,
+                profile: self.own.profile.clone(),
+                slowdown: self.own.slowdown,
+            },
+        };
+        self.crew().into_iter().map(candidate).collect()
+    }
+
+    fn recover(&mut self) {
+        if self
+            .lead
+            .failed
+            .is_some_and(|at| self.now.since(at) < PLAN_AGAIN)
+        {
+            return;
+        }
+        let candidates = self.candidates();
+        let plan = match self.absorbed(&candidates) {
+            Some(plan) => Ok(plan),
+            None if !candidates.iter().any(|candidate| candidate.has_data) => {
+                Err("no peer that is here holds the data: training goes on when one is back".into())
+            }
+            None => self.planner.plan(&candidates).map(|planned| planned.plan),
+        };
+        match plan {
+            Ok(plan) => {
+                let line = self.copies().newest_line(1);
+                self.propose(plan, line);
+            }
+            Err(reason) => {
+                self.lead.failed = Some(self.now);
+                if self.paused.as_ref() != Some(&reason) {
+                    self.paused = Some(reason);
+                    self.is_news = true;
+                }
+            }
+        }
+    }
+
+    /// ResPipe's rule, where it is asked for: the next stage takes over what the lost ones hosted, the last one's goes to the
+    /// stage before.
+    fn absorbed(&self, candidates: &[Candidate]) -> Option<Plan> {
+        let view = self
+            .view
+            .as_ref()
+            .filter(|_| self.config.cutting == Cutting::Absorb)?;
+        let lives = |host: PeerId| candidates.iter().any(|candidate| candidate.peer == host);
+        let mut stages: Vec<Stage> = Vec::new();
+        let mut orphaned = None;
+        for stage in &view.plan.stages {
+            let first = *orphaned.get_or_insert(stage.blocks.start);
+            if lives(stage.host) {
+                stages.push(Stage {
+                    host: stage.host,
+                    blocks: first..stage.blocks.end,
+                });
+                orphaned = None;
+            }
+        }
+        if let Some(last) = stages.last_mut() {
+            last.blocks.end = self.config.n_blocks;
+        }
+        let first = stages.first()?.host;
+        let has_data = candidates
+            .iter()
+            .any(|candidate| candidate.peer == first && candidate.has_data);
+        let plan = Plan { stages };
+        (has_data && plan.check(self.config.n_blocks).is_ok()).then_some(plan)
+    }
+
+    fn recut(&mut self, best: Planned) {
+        let Some(view) = self.view.clone() else {
+            return;
+        };
+        let candidates = self.candidates();
+        let step_us = self
+            .planner
+            .step_us(&view.plan, &candidates)
+            .unwrap_or(best.step_us)
+            .max(1.0);
+        let notice = NOTICE + self.move_time(&view.plan, &best.plan, &candidates);
+        let steps = (notice.as_micros() as f64 / step_us).ceil().clamp(2.0, 1e6) as u64;
+        let line = self.step() + steps;
+        if self.own.last_step.is_none_or(|last| line < last) {
+            self.propose(best.plan, line);
+        }
+    }
+
+    fn propose(&mut self, plan: Plan, from: u64) {
+        let heard = self.heard.values().filter_map(|heard| heard.beat.view);
+        let held = self.view.as_ref().map(|view| view.stamp);
+        let highest = heard
+            .chain(held)
+            .map(|stamp| stamp.number)
+            .max()
+            .unwrap_or(0);
+        let mut members = self.crew();
+        members.truncate(super::super::message::MAX_MEMBERS);
+        let stamp = Stamp {
+            number: highest.saturating_add(1),
+            steward: self.me,
+        };
+        let view = Arc::new(View {
+            stamp,
+            members,
+            plan,
+            from,
+        });
+        if !view.is_of(self.config.n_blocks) {
+            return;
+        }
+        self.adopt(Arc::clone(&view));
+        // At once, not with the next beat that asks for it.
+        let peers: Vec<PeerId> = self.membership.connected_peers().collect();
+        for peer in peers {
+            if let Some(heard) = self.heard.get_mut(&peer) {
+                heard.told_view = Some(self.now);
+            }
+            self.outputs
+                .push_back(super::Output::SendView(peer, Arc::clone(&view)));
+        }
+    }
+}

@@ -1,0 +1,543 @@
+//! The agreement of a pipeline's peers: who is alive, which view holds, who has which copies, and when the job is over.
+//!
+//! No peer is special. Everybody beats; the *steward*, the lowest peer alive that can take part, proposes a view when a host
+//! falls out, when frames were lost, when a better cut pays, and at the start. Everybody adopts a view with a higher stamp than
+//! its own and passes it on to whoever beats with a lower one, so proposals that cross, or whose proposer dies, converge. A
+//! view names the line it goes on from; each host fetches what it lacks, says that it is in place, and the first stage feeds as
+//! soon as all hosts have said so. (FTPipeHD, sections 2.3 to 2.5 of the plan's reading, has a central node in this role.)
+
+mod beats;
+mod closing;
+mod events;
+mod lead;
+mod wants;
+
+pub use events::{Candidate, Input, Output, Planned, Planner, Want};
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::copies::{Copies, Holding};
+use super::message::{Beat, Judged, Profile, Standing, View};
+use crate::ids::PeerId;
+use crate::membership::{self, Membership};
+use crate::time::Tick;
+use crate::view::{Contribution, Stamp};
+use lead::Lead;
+use wants::Wants;
+
+/// What all peers of a job set alike.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Config {
+    /// Blocks of the model.
+    pub n_blocks: u16,
+    /// Peers that must be ready before the first step.
+    pub start_peers: usize,
+    /// Copies of each stage beside its host's own.
+    pub copies: usize,
+    /// The job's last step, if it has one.
+    pub last_step: Option<u64>,
+    /// What follows on the loss of a host, and whether cuts change while all live.
+    pub cutting: Cutting,
+    /// How often peers beat, and how long silence is tolerated.
+    pub membership: membership::Config,
+}
+
+/// When the model is cut anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cutting {
+    /// Whenever it pays, and when a host falls out.
+    #[default]
+    Adaptive,
+    /// When a host falls out, and not else.
+    Static,
+    /// Never: the neighbour of a host that falls out takes its blocks (ResPipe, a baseline).
+    Absorb,
+}
+
+/// Beats of a pipeline: a host that dies without closing its connection is missed within a second. Two lost segments in a row
+/// are tolerated (a retransmission timer of 200 ms, doubled once, after a beat).
+pub const MEMBERSHIP: membership::Config = membership::Config {
+    beat_every: Duration::from_millis(100),
+    silence_min: Duration::from_millis(900),
+    silence_max: Duration::from_secs(5),
+};
+
+impl Config {
+    /// With the defaults.
+    pub fn new(n_blocks: u16) -> Self {
+        Self {
+            n_blocks,
+            start_peers: 1,
+            copies: 2,
+            last_step: None,
+            cutting: Cutting::default(),
+            membership: MEMBERSHIP,
+        }
+    }
+}
+
+/// What was heard of another peer.
+#[derive(Debug)]
+struct Heard {
+    beat: Arc<Beat>,
+    holding: Holding,
+    profile: Option<Arc<Profile>>,
+    /// When it was last sent the view.
+    told_view: Option<Tick>,
+}
+
+/// What this peer says of itself.
+#[derive(Debug)]
+struct Own {
+    standing: Standing,
+    has_data: bool,
+    holding: Holding,
+    profile: Option<Arc<Profile>>,
+    in_place: bool,
+    is_broken: bool,
+    step: u64,
+    slowdown: f32,
+    stop: Option<String>,
+    last_step: Option<u64>,
+    judged: Option<Judged>,
+    contribution: Contribution,
+}
+
+/// See the module's header.
+#[derive(Debug)]
+pub struct Agreement {
+    config: Config,
+    me: PeerId,
+    instance: u64,
+    now: Tick,
+    membership: Membership,
+    heard: BTreeMap<PeerId, Heard>,
+    own: Own,
+    view: Option<Arc<View>>,
+    /// The view whose line everybody works towards or from, before `view`.
+    previous: Option<Arc<View>>,
+    switching: Option<Stamp>,
+    fed: Option<Stamp>,
+    lead: Lead,
+    wants: Wants,
+    safe: u64,
+    safe_before: u64,
+    forgotten: u64,
+    chose_last: bool,
+    finishing: bool,
+    closed: bool,
+    paused: Option<String>,
+    outputs: VecDeque<Output>,
+    next_beat: Tick,
+    is_news: bool,
+    planner: Box<dyn Planner>,
+}
+
+impl Agreement {
+    /// A peer that prepares itself.
+    pub fn new(
+        config: Config,
+        me: PeerId,
+        instance: u64,
+        now: Tick,
+        planner: Box<dyn Planner>,
+    ) -> Self {
+        let own = Own {
+            standing: Standing::Preparing,
+            has_data: false,
+            holding: Holding::default(),
+            profile: None,
+            in_place: false,
+            is_broken: false,
+            step: 0,
+            slowdown: 1.0,
+            stop: None,
+            last_step: config.last_step,
+            judged: None,
+            contribution: Contribution::default(),
+        };
+        Self {
+            config,
+            me,
+            instance,
+            now,
+            membership: Membership::new(config.membership),
+            heard: BTreeMap::new(),
+            own,
+            view: None,
+            previous: None,
+            switching: None,
+            fed: None,
+            lead: Lead::default(),
+            wants: Wants::default(),
+            safe: 0,
+            safe_before: 0,
+            forgotten: 0,
+            chose_last: false,
+            finishing: false,
+            closed: false,
+            paused: None,
+            outputs: VecDeque::new(),
+            next_beat: now,
+            is_news: true,
+            planner,
+        }
+    }
+
+    /// Takes an input and does all that follows from it.
+    pub fn handle(&mut self, now: Tick, input: Input) {
+        self.now = now;
+        self.membership.tick(now);
+        match input {
+            Input::Connected(peer) => self.on_connected(peer),
+            Input::Disconnected(peer) => self.on_gone(peer),
+            Input::Leaving(peer) => self.on_gone(peer),
+            Input::Beat(peer, beat) => self.on_beat(peer, beat),
+            Input::View(peer, view) => {
+                self.membership.heard(now, peer);
+                if view.is_of(self.config.n_blocks) {
+                    self.adopt(view);
+                }
+            }
+            Input::Profile(peer, profile) => self.on_profile(peer, profile),
+            Input::Prepared {
+                has_data,
+                profile,
+                held,
+            } => {
+                self.own.has_data = has_data;
+                self.own.holding = Holding::from_runs(&held, self.config.n_blocks);
+                self.own.standing = Standing::Ready;
+                self.set_profile(profile);
+                self.is_news = true;
+            }
+            Input::Unable(reason) => {
+                self.own.standing = Standing::Unable(cut(reason));
+                self.is_news = true;
+            }
+            Input::Profiled(profile) => {
+                self.own.slowdown = 1.0;
+                self.set_profile(profile);
+            }
+            Input::Stepped {
+                step,
+                slowdown,
+                contribution,
+            } => {
+                self.own.step = step;
+                self.own.slowdown = if slowdown.is_finite() {
+                    slowdown.clamp(1e-3, 1e6)
+                } else {
+                    1.0
+                };
+                self.own.contribution = contribution;
+            }
+            Input::Copied { step, blocks } => {
+                self.own
+                    .holding
+                    .add(step, blocks.clone(), self.config.n_blocks);
+                self.wants.came(step, &blocks);
+                self.is_news = true;
+            }
+            Input::FetchFailed(want) => self.wants.failed(now, &want),
+            Input::InPlace(stamp) => self.on_in_place(stamp),
+            Input::Broken(stamp) => self.on_broken(stamp),
+            Input::Judged(judged) => {
+                self.own.judged = Some(judged);
+                self.is_news = true;
+            }
+            Input::StopHolds(reason) => {
+                self.own.stop.get_or_insert_with(|| cut(reason));
+                self.is_news = true;
+            }
+            Input::LastStep(step) => {
+                self.own.last_step = Some(step);
+                self.is_news = true;
+            }
+            Input::Finished(digest) => {
+                self.own.standing = Standing::Finished(digest);
+                self.is_news = true;
+            }
+            Input::Tick => {}
+        }
+        self.settle();
+    }
+
+    /// The next thing to do, if any.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When to send in a `Tick` at the latest.
+    pub fn next_wakeup(&self) -> Tick {
+        let silences = self
+            .membership
+            .connected_peers()
+            .filter_map(|peer| self.membership.down_at(peer));
+        let silences = silences.filter(|at| *at > self.now);
+        silences
+            .chain([self.next_beat])
+            .min()
+            .unwrap_or(self.next_beat)
+    }
+
+    /// Everything that follows from what is known now.
+    fn settle(&mut self) {
+        self.lead();
+        self.count_copies();
+        self.take_place();
+        self.close();
+        self.want();
+        self.beat();
+    }
+
+    /// Adopts a view that counts more than the one held.
+    fn adopt(&mut self, view: Arc<View>) {
+        if self
+            .view
+            .as_ref()
+            .is_some_and(|held| held.stamp >= view.stamp)
+        {
+            return;
+        }
+        let was_working = self.own.in_place;
+        let before = self.view.replace(Arc::clone(&view));
+        if was_working {
+            self.previous = before;
+        }
+        let goes_on = was_working
+            && view.from > self.own.step
+            && self
+                .previous
+                .as_ref()
+                .is_some_and(|before| self.all_alive(before));
+        self.own.in_place = false;
+        self.own.is_broken = false;
+        self.switching = None;
+        self.chose_last = false;
+        self.lead.adopted(self.now);
+        self.paused = None;
+        self.is_news = true;
+        self.outputs.push_back(if goes_on {
+            Output::Until(view)
+        } else {
+            Output::Halt(view)
+        });
+    }
+
+    /// Moves into the view's place once its blocks are here, and lets the first stage begin once all have.
+    fn take_place(&mut self) {
+        let Some(view) = self.view.clone() else {
+            return;
+        };
+        if !self.own.in_place
+            && self.switching != Some(view.stamp)
+            && self.own.standing == Standing::Ready
+        {
+            match view.plan.stage_of(self.me) {
+                None => {
+                    self.own.in_place = true;
+                    self.is_news = true;
+                }
+                Some((_, stage)) if self.own.holding.has_all(view.from, stage.blocks.clone()) => {
+                    self.switching = Some(view.stamp);
+                    self.outputs.push_back(Output::Switch(view.clone()));
+                }
+                Some(_) => {}
+            }
+        }
+        let is_first = view
+            .plan
+            .stages
+            .first()
+            .is_some_and(|first| first.host == self.me);
+        if is_first && self.fed != Some(view.stamp) && self.is_in_effect(&view) {
+            self.fed = Some(view.stamp);
+            let until = self.own.last_step;
+            self.outputs.push_back(Output::Feed {
+                stamp: view.stamp,
+                until,
+            });
+        }
+    }
+
+    fn on_in_place(&mut self, stamp: Stamp) {
+        if self.view.as_ref().is_some_and(|view| view.stamp == stamp) && !self.own.in_place {
+            self.own.in_place = true;
+            self.own.step = self.view.as_ref().map_or(0, |view| view.from);
+            self.previous = None;
+            self.is_news = true;
+        }
+    }
+
+    fn on_broken(&mut self, stamp: Stamp) {
+        if self.view.as_ref().is_some_and(|view| view.stamp == stamp) && !self.own.is_broken {
+            self.own.is_broken = true;
+            self.is_news = true;
+        }
+    }
+
+    /// Whether every host of `view` works in it, as far as is known here.
+    fn is_in_effect(&self, view: &View) -> bool {
+        view.plan.hosts().all(|host| match host == self.me {
+            true => {
+                self.own.in_place
+                    && self
+                        .view
+                        .as_ref()
+                        .is_some_and(|own| own.stamp == view.stamp)
+            }
+            false => {
+                self.membership.is_alive(self.now, host)
+                    && self.heard.get(&host).is_some_and(|heard| {
+                        heard.beat.in_place && heard.beat.view == Some(view.stamp)
+                    })
+            }
+        })
+    }
+
+    fn all_alive(&self, view: &View) -> bool {
+        view.plan
+            .hosts()
+            .all(|host| host == self.me || self.membership.is_alive(self.now, host))
+    }
+
+    /// Peers alive that take part, this one included, ascending.
+    fn crew(&self) -> Vec<PeerId> {
+        let takes_part =
+            |standing: &Standing| matches!(standing, Standing::Ready | Standing::Finished(_));
+        let others = self.heard.iter().filter(|(peer, heard)| {
+            takes_part(&heard.beat.standing) && self.membership.is_alive(self.now, **peer)
+        });
+        let mut crew: Vec<PeerId> = others.map(|(peer, _)| *peer).collect();
+        if takes_part(&self.own.standing) {
+            crew.push(self.me);
+        }
+        crew.sort_unstable();
+        crew
+    }
+
+    /// What all peers hold that are alive.
+    fn copies(&self) -> Copies<'_> {
+        let others = self
+            .heard
+            .iter()
+            .filter(|(peer, _)| self.membership.is_alive(self.now, **peer));
+        let others = others.map(|(peer, heard)| (*peer, &heard.holding));
+        Copies::new(
+            self.config.n_blocks,
+            others.chain([(self.me, &self.own.holding)]),
+        )
+    }
+
+    /// Finds the newest line with enough copies, and forgets what lies before the one before it.
+    fn count_copies(&mut self) {
+        let members = self.view.as_ref().map_or(1, |view| {
+            let alive = |member: &&PeerId| {
+                **member == self.me || self.membership.is_alive(self.now, **member)
+            };
+            view.members.iter().filter(alive).count()
+        });
+        let safe = self
+            .copies()
+            .newest_line((1 + self.config.copies).min(members.max(1)));
+        if safe > self.safe {
+            self.safe_before = self.safe;
+            self.safe = safe;
+            self.outputs.push_back(Output::Safe(safe));
+        }
+        let needed = match &self.view {
+            Some(view) if !self.is_in_effect(view) => view.from,
+            _ => u64::MAX,
+        };
+        let keep_from = self.safe_before.min(needed);
+        if keep_from > self.forgotten {
+            self.forgotten = keep_from;
+            self.own.holding.retain(|step, _| step >= keep_from);
+            self.outputs.push_back(Output::Forget(keep_from));
+            self.is_news = true;
+        }
+    }
+
+    /// The newest view, if there is one.
+    pub fn view(&self) -> Option<&Arc<View>> {
+        self.view.as_ref()
+    }
+
+    /// Whether every host works in the newest view.
+    pub fn is_running(&self) -> bool {
+        self.view
+            .as_ref()
+            .is_some_and(|view| self.is_in_effect(view))
+            && self.paused.is_none()
+    }
+
+    /// Why nothing is trained, where the steward found no plan.
+    pub fn paused(&self) -> Option<&str> {
+        self.paused.as_deref()
+    }
+
+    /// What others said last; only those heard of.
+    pub fn beats(&self) -> impl Iterator<Item = (PeerId, &Arc<Beat>)> {
+        self.heard.iter().map(|(peer, heard)| (*peer, &heard.beat))
+    }
+
+    /// Whether `peer` is alive, as far as this one knows.
+    pub fn is_alive(&self, peer: PeerId) -> bool {
+        peer == self.me || self.membership.is_alive(self.now, peer)
+    }
+
+    /// What this peer holds, to give to others.
+    pub fn holding(&self) -> &Holding {
+        &self.own.holding
+    }
+
+    /// The recovery point: the newest line that would survive the loss of as many peers as there are to be copies.
+    pub fn safe(&self) -> u64 {
+        self.safe
+    }
+
+    /// How many peers alive hold a copy of every block at the newest line, at least.
+    pub fn fewest_copies(&self) -> usize {
+        let copies = self.copies();
+        copies.fewest(copies.newest_line(1))
+    }
+
+    /// Steps made, as far as is known.
+    pub fn step(&self) -> u64 {
+        let first = self.view.as_ref().and_then(|view| view.plan.hosts().next());
+        let heard = first
+            .and_then(|first| self.heard.get(&first))
+            .map_or(0, |heard| heard.beat.step);
+        self.own.step.max(heard)
+    }
+
+    /// The newest judgement known.
+    pub fn judged(&self) -> Option<Judged> {
+        self.own.judged
+    }
+
+    /// Why the job ends, once that is known.
+    pub fn stop(&self) -> Option<&str> {
+        self.own.stop.as_deref()
+    }
+
+    /// The job's last step, once it is known.
+    pub fn last_step(&self) -> Option<u64> {
+        self.own.last_step
+    }
+}
+
+/// A reason, as long as may be sent.
+fn cut(mut reason: String) -> String {
+    if let Some((at, _)) = reason
+        .char_indices()
+        .find(|(at, c)| at + c.len_utf8() > super::message::MAX_REASON)
+    {
+        reason.truncate(at);
+    }
+    reason
+}

@@ -1,0 +1,161 @@
+//! Which copies this peer fetches: first what training waits for, then its part of the replica chains, at the end the whole
+//! model.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::super::chain;
+use super::super::message::Standing;
+use super::super::plan::Blocks;
+use super::{Agreement, Output, Want};
+use crate::ids::PeerId;
+use crate::time::Tick;
+
+/// Fetches under way at once: two that training waits for, or one that it does not.
+const URGENT_AT_ONCE: usize = 2;
+/// Pause before something that could not be had is asked for again.
+const AGAIN: Duration = Duration::from_millis(200);
+
+#[derive(Debug, Default)]
+pub(super) struct Wants {
+    under_way: Vec<Want>,
+    /// Until when a step's blocks are not asked for, by first block.
+    put_off: BTreeMap<(u64, u16), Tick>,
+}
+
+impl Wants {
+    pub(super) fn came(&mut self, step: u64, blocks: &Blocks) {
+        self.under_way
+            .retain(|want| want.step != step || want.blocks != *blocks);
+    }
+
+    pub(super) fn failed(&mut self, now: Tick, want: &Want) {
+        self.came(want.step, &want.blocks);
+        self.put_off.retain(|_, until| *until > now);
+        self.put_off
+            .insert((want.step, want.blocks.start), now + AGAIN);
+    }
+
+    fn is_put_off(&self, now: Tick, want: &Want) -> bool {
+        self.put_off
+            .get(&(want.step, want.blocks.start))
+            .is_some_and(|until| *until > now)
+    }
+
+    fn overlaps(&self, want: &Want) -> bool {
+        let overlap = |other: &Want| {
+            other.step == want.step
+                && other.blocks.start < want.blocks.end
+                && want.blocks.start < other.blocks.end
+        };
+        self.under_way.iter().any(overlap)
+    }
+}
+
+impl Agreement {
+    pub(super) fn want(&mut self) {
+        if self.own.standing != Standing::Ready {
+            return;
+        }
+        for want in self.wanted() {
+            let (urgent, patient): (Vec<&Want>, Vec<&Want>) =
+                self.wants.under_way.iter().partition(|want| want.is_urgent);
+            let has_room = match want.is_urgent {
+                true => urgent.len() < URGENT_AT_ONCE,
+                false => urgent.is_empty() && patient.is_empty(),
+            };
+            if has_room && !self.wants.overlaps(&want) && !self.wants.is_put_off(self.now, &want) {
+                self.wants.under_way.push(want.clone());
+                self.outputs.push_back(Output::Fetch(want));
+            }
+        }
+    }
+
+    fn wanted(&self) -> Vec<Want> {
+        let mut wanted = Vec::new();
+        let Some(view) = &self.view else {
+            return wanted;
+        };
+        if let Some((_, stage)) = view.plan.stage_of(self.me)
+            && !self.own.in_place
+        {
+            let lacks: Vec<Want> = self.lacking(view.from, stage.blocks.clone(), true);
+            if lacks.is_empty() {
+                // The line is still to come: what is fetched now need not be fetched whole then.
+                wanted.extend(
+                    stage
+                        .blocks
+                        .clone()
+                        .filter_map(|block| self.newer(block, view.from))
+                        .fold(Vec::new(), join),
+                );
+            }
+            wanted.extend(lacks);
+        }
+        if let Some(last) = self
+            .own
+            .last_step
+            .filter(|last| *last > 0 && self.copies().fewest(*last) > 0)
+        {
+            wanted.extend(self.lacking(last, 0..self.config.n_blocks, true));
+            return wanted;
+        }
+        for blocks in chain::duties(&view.plan, &view.members, self.me, self.config.copies) {
+            wanted.extend(
+                blocks
+                    .filter_map(|block| self.newer(block, u64::MAX))
+                    .fold(Vec::new(), join),
+            );
+        }
+        wanted
+    }
+
+    /// Those of `blocks` that are not held at `step` and that others hold, run by run of equal holders.
+    fn lacking(&self, step: u64, blocks: Blocks, is_urgent: bool) -> Vec<Want> {
+        let lacks = blocks.filter(|block| !self.own.holding.has(step, *block));
+        let want = lacks.filter_map(|block| self.want_of(step, block, is_urgent));
+        want.fold(Vec::new(), join)
+    }
+
+    /// The newest copy of `block` that its host holds, up to `most`, where it is newer than the own.
+    fn newer(&self, block: u16, most: u64) -> Option<Want> {
+        let host = self.view.as_ref()?.plan.host_of(block)?;
+        let newest = self.heard.get(&host)?.holding.newest(block).min(most);
+        (newest > self.own.holding.newest(block))
+            .then(|| self.want_of(newest, block, false))
+            .flatten()
+    }
+
+    fn want_of(&self, step: u64, block: u16, is_urgent: bool) -> Option<Want> {
+        let host = self.view.as_ref().and_then(|view| view.plan.host_of(block));
+        let copies = self.copies();
+        let mut holders: Vec<PeerId> = copies
+            .holders(step, block)
+            .filter(|peer| *peer != self.me)
+            .collect();
+        // Where training waits, keepers are spared less than the host; in the background the other way round costs nothing.
+        holders.sort_by_key(|peer| (Some(*peer) != host, *peer));
+        let end = block.checked_add(1)?;
+        (!holders.is_empty()).then_some(Want {
+            step,
+            blocks: block..end,
+            holders,
+            is_urgent,
+        })
+    }
+}
+
+/// Joins neighbouring blocks that the same peers hold.
+fn join(mut wants: Vec<Want>, want: Want) -> Vec<Want> {
+    match wants.last_mut() {
+        Some(last)
+            if last.blocks.end == want.blocks.start
+                && last.step == want.step
+                && last.holders == want.holders =>
+        {
+            last.blocks.end = want.blocks.end;
+        }
+        _ => wants.push(want),
+    }
+    wants
+}

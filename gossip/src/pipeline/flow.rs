@@ -1,0 +1,706 @@
+//! The flow of micro-batches through one stage: what it does next, given what has arrived.
+//!
+//! ```text
+//! first stage   forward ─▶ … ─▶ last stage: forward, loss, backward
+//!               backward ◀─ … ◀─┘                    then, on each: apply, copy if it is a line, look if it is time
+//! ```
+//!
+//! *Synchronous* (the default): one step is `micro` micro-batches; the weights change when all have come back. Backward goes
+//! first where both could be done (1F1B), and at most `depth` micro-batches are kept for their way back. Gradients are added up
+//! in the order of the micro-batches, so a step's result does not depend on timing, on the cut, nor on who computes it.
+//! *Asynchronous* (FTPipeHD): each micro-batch is a step of its own and the next goes forward before it has come back; its
+//! backward uses the weights of its forward (weight stashing), which the head of a frame names (vertical sync).
+//!
+//! Bound: what has arrived and is not used yet is at most [`Shape::window`] frames per kind; frames beyond are refused, and
+//! with them every frame that does not belong to the steps in work.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::frame::{Kind, Marks};
+
+/// What kind of pipeline, seen from one stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Number of the stage, from 0.
+    pub stage: usize,
+    /// Number of stages.
+    pub n_stages: usize,
+    /// Micro-batches per step; 1 where `asynchronous`.
+    pub micro: u32,
+    /// Micro-batches that may be on their way between this stage's forward and backward.
+    pub depth: u32,
+    /// Whether steps overlap.
+    pub asynchronous: bool,
+    /// Micro-batches per look at held-out samples.
+    pub looks: u32,
+    /// Steps between two lines.
+    pub line_every: u64,
+}
+
+impl Shape {
+    /// Micro-batches whose frames are taken at once, per kind.
+    pub fn window(&self) -> u64 {
+        2 * u64::from(self.micro.max(self.depth).max(1))
+    }
+
+    fn is_first(&self) -> bool {
+        self.stage == 0
+    }
+
+    fn is_last(&self) -> bool {
+        self.stage + 1 == self.n_stages
+    }
+}
+
+/// Micro-batches on their way that hide the time of the transfers: `2 (n - i) - 1` at stage i of n, of which one is in work
+/// (Asteroid, section on 1F1B; FTPipeHD and PipeDream keep `n - i`, which leaves bubbles where transfers take time).
+pub fn depth(stage: usize, n_stages: usize, micro: u32) -> u32 {
+    let hiding = 2 * n_stages.saturating_sub(stage).min(1 << 16) as u32;
+    hiding.saturating_sub(1).clamp(1, micro.max(1))
+}
+
+/// What a stage does. `P` is a frame's body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op<P> {
+    /// Goes forward with a micro-batch and sends the result on; the first stage draws it (`input` is none) and sends the labels
+    /// to the last.
+    Forward {
+        /// Steps made before the one it belongs to.
+        step: u64,
+        /// Its number.
+        micro: u32,
+        /// Updates that the first stage's weights held for it.
+        version: u64,
+        /// What came from the stage before.
+        input: Option<P>,
+    },
+    /// The last stage: forward, loss and backward at once; sends the gradient back.
+    Loss {
+        /// As above.
+        step: u64,
+        /// As above.
+        micro: u32,
+        /// As above.
+        version: u64,
+        /// As above.
+        input: Option<P>,
+        /// From the first stage; none where that is this one.
+        labels: Option<P>,
+    },
+    /// Goes backward and sends the gradient back, unless it is the first stage.
+    Backward {
+        /// As above.
+        step: u64,
+        /// As above.
+        micro: u32,
+        /// From the stage behind.
+        gradient: P,
+    },
+    /// Makes the update; then `step` steps are made.
+    Apply {
+        /// Steps made then.
+        step: u64,
+    },
+    /// Keeps a copy of the state: a line.
+    Copy {
+        /// Steps made.
+        step: u64,
+    },
+    /// Goes forward with held-out samples; the last stage judges them.
+    Look {
+        /// Steps made.
+        step: u64,
+        /// Its number among those of the look.
+        micro: u32,
+        /// What came from the stage before.
+        input: Option<P>,
+        /// From the first stage.
+        labels: Option<P>,
+    },
+}
+
+/// Why a frame was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// It belongs to a step that is not in work here.
+    #[error("it belongs to step {step}, and {applied} are made here")]
+    Step {
+        /// Its step.
+        step: u64,
+        /// Steps made here.
+        applied: u64,
+    },
+    /// There are not that many micro-batches.
+    #[error("there is no micro-batch {micro} in a step")]
+    Micro {
+        /// Its number.
+        micro: u32,
+    },
+    /// It came before.
+    #[error("it came before")]
+    Twice,
+    /// This stage takes no such frame.
+    #[error("this stage takes no such frame")]
+    Kind,
+}
+
+/// See the module's header.
+#[derive(Debug)]
+pub struct Flow<P> {
+    shape: Shape,
+    /// Global numbers of the next micro-batches: step times `micro` plus number.
+    forward: u64,
+    backward: u64,
+    applied: u64,
+    /// By kind and global number.
+    arrived: BTreeMap<(Kind, u64), (u64, P)>,
+    marks: BTreeMap<u64, Marks>,
+    /// Copies and looks that are due, in order.
+    due: VecDeque<Due>,
+    may_feed: bool,
+    until: Option<u64>,
+    look_wanted: bool,
+    last_line: u64,
+    /// Newest line that has enough copies elsewhere.
+    safe: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Due {
+    Copy(u64),
+    Look { step: u64, next: u32 },
+}
+
+impl<P> Flow<P> {
+    /// A stage that goes on after `from` steps. The first one draws nothing before [`Flow::feed`].
+    pub fn new(shape: Shape, from: u64) -> Self {
+        let at = from.saturating_mul(u64::from(shape.micro));
+        Self {
+            forward: at,
+            backward: at,
+            applied: from,
+            arrived: BTreeMap::new(),
+            marks: BTreeMap::new(),
+            due: VecDeque::new(),
+            may_feed: false,
+            until: None,
+            look_wanted: false,
+            last_line: from,
+            safe: from,
+            shape,
+        }
+    }
+
+    /// What kind of pipeline it is.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Steps made.
+    pub fn applied(&self) -> u64 {
+        self.applied
+    }
+
+    /// All hosts are in place: the first stage may draw micro-batches.
+    pub fn feed(&mut self) {
+        self.may_feed = true;
+    }
+
+    /// The first stage makes no step beyond `step`, and makes it a line. False where it is too late for that: the step before it
+    /// is on its way without the mark.
+    #[must_use]
+    pub fn set_until(&mut self, step: u64) -> bool {
+        let is_marked = self
+            .marks
+            .get(&step.saturating_sub(1))
+            .is_some_and(|marks| marks.line);
+        if step < self.first_free() && !is_marked {
+            return false;
+        }
+        self.until = Some(step);
+        true
+    }
+
+    /// The first step boundary that can still be made a line on purpose.
+    pub fn first_free(&self) -> u64 {
+        let micro = u64::from(self.shape.micro);
+        self.forward.div_ceil(micro) + 1
+    }
+
+    /// The newest line with enough copies is `step`: the next one may be made.
+    pub fn set_safe(&mut self, step: u64) {
+        self.safe = self.safe.max(step);
+    }
+
+    /// The first stage lets the model be judged after the next step it begins.
+    pub fn want_look(&mut self) {
+        self.look_wanted = true;
+    }
+
+    /// What is done after the step that `step` steps precede, for the head of its frames.
+    pub fn marks(&self, step: u64) -> Marks {
+        self.marks.get(&step).copied().unwrap_or_default()
+    }
+
+    /// Takes a frame.
+    ///
+    /// # Errors
+    /// [`Refused`]; nothing has changed.
+    pub fn arrive(
+        &mut self,
+        kind: Kind,
+        step: u64,
+        micro: u32,
+        version: u64,
+        marks: Marks,
+        body: P,
+    ) -> Result<(), Refused> {
+        let shape = &self.shape;
+        let fits = match kind {
+            Kind::Forward | Kind::LookForward => !shape.is_first(),
+            Kind::Backward => !shape.is_last(),
+            Kind::Labels | Kind::LookLabels => shape.is_last() && !shape.is_first(),
+        };
+        if !fits {
+            return Err(Refused::Kind);
+        }
+        let is_look = matches!(kind, Kind::LookForward | Kind::LookLabels);
+        let per_step = u64::from(if is_look { shape.looks } else { shape.micro });
+        if u64::from(micro) >= per_step {
+            return Err(Refused::Micro { micro });
+        }
+        let wrong_step = Refused::Step {
+            step,
+            applied: self.applied,
+        };
+        let number = step
+            .checked_mul(per_step)
+            .and_then(|first| first.checked_add(u64::from(micro)))
+            .ok_or(wrong_step)?;
+        let in_work = if is_look {
+            step.abs_diff(self.applied) <= 1 + u64::from(self.shape.depth)
+        } else {
+            let next = if kind == Kind::Backward {
+                self.backward
+            } else {
+                self.forward
+            };
+            (next..next + shape.window()).contains(&number)
+        };
+        if !in_work {
+            return Err(wrong_step);
+        }
+        if self.arrived.contains_key(&(kind, number)) {
+            return Err(Refused::Twice);
+        }
+        if kind == Kind::Forward {
+            self.marks.insert(step, marks);
+        }
+        self.arrived.insert((kind, number), (version, body));
+        Ok(())
+    }
+
+    /// What can be done now, if anything. The caller does it before it asks again.
+    pub fn next_op(&mut self) -> Option<Op<P>> {
+        if let Some(due) = self.due.front().copied() {
+            match due {
+                Due::Copy(step) => {
+                    self.due.pop_front();
+                    return Some(Op::Copy { step });
+                }
+                Due::Look { step, next } => match self.look(step, next) {
+                    Some(op) => return Some(op),
+                    None if !self.shape.asynchronous => return None,
+                    None => {}
+                },
+            }
+        }
+        let micro = u64::from(self.shape.micro);
+        if self.backward / micro > self.applied {
+            self.step_made();
+            return Some(Op::Apply { step: self.applied });
+        }
+        if self.backward < self.forward
+            && let Some((_, gradient)) = self.arrived.remove(&(Kind::Backward, self.backward))
+        {
+            let (step, number) = (self.backward / micro, (self.backward % micro) as u32);
+            self.backward += 1;
+            return Some(Op::Backward {
+                step,
+                micro: number,
+                gradient,
+            });
+        }
+        self.go_forward()
+    }
+
+    fn go_forward(&mut self) -> Option<Op<P>> {
+        let per_step = u64::from(self.shape.micro);
+        let (step, micro) = (self.forward / per_step, (self.forward % per_step) as u32);
+        let in_flight = self.forward - self.backward;
+        if in_flight >= u64::from(self.shape.depth)
+            || (!self.shape.asynchronous && step != self.applied)
+        {
+            return None;
+        }
+        let (version, input) = if self.shape.is_first() {
+            if !self.may_feed || self.until.is_some_and(|until| step >= until) {
+                return None;
+            }
+            if micro == 0 {
+                self.begin_step(step);
+            }
+            (self.applied, None)
+        } else {
+            let is_here = self.arrived.contains_key(&(Kind::Forward, self.forward));
+            let has_labels =
+                !self.shape.is_last() || self.arrived.contains_key(&(Kind::Labels, self.forward));
+            if !is_here || !has_labels {
+                return None;
+            }
+            let (version, input) = self.arrived.remove(&(Kind::Forward, self.forward))?;
+            (version, Some(input))
+        };
+        let labels = self
+            .arrived
+            .remove(&(Kind::Labels, self.forward))
+            .map(|(_, labels)| labels);
+        self.forward += 1;
+        if !self.shape.is_last() {
+            return Some(Op::Forward {
+                step,
+                micro,
+                version,
+                input,
+            });
+        }
+        self.backward += 1;
+        Some(Op::Loss {
+            step,
+            micro,
+            version,
+            input,
+            labels,
+        })
+    }
+
+    /// The first stage decides what is done after a step, before its first micro-batch leaves.
+    fn begin_step(&mut self, step: u64) {
+        let made = step + 1;
+        let is_due = made >= self.last_line.saturating_add(self.shape.line_every)
+            && self.safe >= self.last_line;
+        let line = is_due || self.until == Some(made);
+        if line {
+            self.last_line = made;
+        }
+        let look = std::mem::take(&mut self.look_wanted);
+        self.marks.insert(step, Marks { line, look });
+    }
+
+    fn step_made(&mut self) {
+        let marks = self.marks.remove(&self.applied).unwrap_or_default();
+        self.applied += 1;
+        if marks.line {
+            self.due.push_back(Due::Copy(self.applied));
+        }
+        if marks.look && self.shape.looks > 0 {
+            let step = self.applied;
+            self.due.push_back(Due::Look { step, next: 0 });
+        }
+    }
+
+    fn look(&mut self, step: u64, next: u32) -> Option<Op<P>> {
+        let number = step * u64::from(self.shape.looks) + u64::from(next);
+        let mut input = None;
+        let mut labels = None;
+        if !self.shape.is_first() {
+            let needs_labels = self.shape.is_last();
+            if !self.arrived.contains_key(&(Kind::LookForward, number))
+                || (needs_labels && !self.arrived.contains_key(&(Kind::LookLabels, number)))
+            {
+                return None;
+            }
+            input = self
+                .arrived
+                .remove(&(Kind::LookForward, number))
+                .map(|(_, body)| body);
+            labels = self
+                .arrived
+                .remove(&(Kind::LookLabels, number))
+                .map(|(_, body)| body);
+        }
+        if next + 1 == self.shape.looks {
+            self.due.pop_front();
+        } else if let Some(front) = self.due.front_mut() {
+            let next = next + 1;
+            *front = Due::Look { step, next };
+        }
+        Some(Op::Look {
+            step,
+            micro: next,
+            input,
+            labels,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(stage: usize, n_stages: usize, micro: u32) -> Shape {
+        Shape {
+            stage,
+            n_stages,
+            micro,
+            depth: depth(stage, n_stages, micro),
+            asynchronous: false,
+            looks: 2,
+            line_every: 2,
+        }
+    }
+
+    const NONE: Marks = Marks {
+        line: false,
+        look: false,
+    };
+
+    /// Runs all stages in one thread; returns what each did, and checks the bound on what is kept.
+    fn run(mut flows: Vec<Flow<u64>>, n_steps: u64) -> Vec<Vec<String>> {
+        let n = flows.len();
+        let mut did = vec![Vec::new(); n];
+        flows[0].feed();
+        assert!(flows[0].set_until(n_steps));
+        loop {
+            let mut idle = true;
+            for i in 0..n {
+                let Some(op) = flows[i].next_op() else {
+                    continue;
+                };
+                idle = false;
+                let step_of = |op: &Op<u64>| match op {
+                    Op::Forward {
+                        step,
+                        micro,
+                        version,
+                        ..
+                    }
+                    | Op::Loss {
+                        step,
+                        micro,
+                        version,
+                        ..
+                    } => (*step, *micro, *version),
+                    Op::Backward { step, micro, .. } | Op::Look { step, micro, .. } => {
+                        (*step, *micro, 0)
+                    }
+                    Op::Apply { step } | Op::Copy { step } => (*step, 0, 0),
+                };
+                let (step, micro, version) = step_of(&op);
+                let marks = flows[i].marks(step);
+                let mut send = |to: usize, kind| {
+                    flows[to]
+                        .arrive(kind, step, micro, version, marks, 0)
+                        .unwrap()
+                };
+                match &op {
+                    Op::Forward { .. } => {
+                        send(i + 1, Kind::Forward);
+                        if i == 0 {
+                            send(n - 1, Kind::Labels);
+                        }
+                        did[i].push(format!("F{step}.{micro}"));
+                    }
+                    Op::Loss { .. } | Op::Backward { .. } => {
+                        if i > 0 {
+                            send(i - 1, Kind::Backward);
+                        }
+                        did[i].push(format!("B{step}.{micro}"));
+                    }
+                    Op::Look { .. } => {
+                        if i + 1 < n {
+                            send(i + 1, Kind::LookForward);
+                        }
+                        if i == 0 && n > 1 {
+                            send(n - 1, Kind::LookLabels);
+                        }
+                        did[i].push(format!("L{step}.{micro}"));
+                    }
+                    Op::Apply { step } => {
+                        flows[i].set_safe(*step);
+                        did[i].push(format!("A{step}"));
+                    }
+                    Op::Copy { step } => did[i].push(format!("C{step}")),
+                }
+            }
+            if idle {
+                return did;
+            }
+        }
+    }
+
+    #[test]
+    fn every_stage_makes_every_micro_batch_once_and_in_order() {
+        for n in 1..5 {
+            for micro in [1, 3, 8] {
+                let mut flows: Vec<Flow<u64>> =
+                    (0..n).map(|i| Flow::new(shape(i, n, micro), 0)).collect();
+                flows[0].want_look();
+                for (i, did) in run(flows, 3).into_iter().enumerate() {
+                    let only = |letter: char| {
+                        did.iter()
+                            .filter(|op| op.starts_with(letter))
+                            .cloned()
+                            .collect::<Vec<_>>()
+                    };
+                    let all: Vec<String> = (0..3)
+                        .flat_map(|s| (0..micro).map(move |m| format!("{s}.{m}")))
+                        .collect();
+                    assert_eq!(
+                        only('B'),
+                        all.iter().map(|at| format!("B{at}")).collect::<Vec<_>>()
+                    );
+                    if i + 1 < n {
+                        assert_eq!(
+                            only('F'),
+                            all.iter().map(|at| format!("F{at}")).collect::<Vec<_>>()
+                        );
+                    }
+                    assert_eq!(only('A'), ["A1", "A2", "A3"]);
+                    assert_eq!(only('L'), ["L1.0", "L1.1"]);
+                    assert_eq!(only('C'), ["C2", "C3"], "every second step, and the last");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_than_the_depth_is_on_its_way() {
+        let mut first: Flow<u64> = Flow::new(shape(0, 3, 8), 4);
+        first.feed();
+        let forwards = std::iter::from_fn(|| first.next_op()).count();
+        assert_eq!(forwards, 5);
+        for micro in 0..3 {
+            first.arrive(Kind::Backward, 4, micro, 4, NONE, 0).unwrap();
+        }
+        assert!(
+            matches!(
+                first.next_op(),
+                Some(Op::Backward {
+                    step: 4,
+                    micro: 0,
+                    ..
+                })
+            ),
+            "backward goes first"
+        );
+    }
+
+    #[test]
+    fn a_first_stage_stops_at_the_line_it_was_told_in_time() {
+        let mut first: Flow<u64> = Flow::new(shape(0, 2, 2), 0);
+        first.feed();
+        assert_eq!(first.first_free(), 1);
+        assert!(matches!(
+            first.next_op(),
+            Some(Op::Forward {
+                step: 0,
+                micro: 0,
+                ..
+            })
+        ));
+        assert!(!first.set_until(1), "step 0 is on its way without the mark");
+        assert!(first.set_until(2));
+        assert_eq!(first.first_free(), 2);
+    }
+
+    #[test]
+    fn the_next_line_waits_until_the_last_one_has_its_copies() {
+        let mut only: Flow<u64> = Flow::new(shape(0, 1, 1), 0);
+        only.feed();
+        let mut lines = Vec::new();
+        for _ in 0..100 {
+            match only.next_op() {
+                Some(Op::Copy { step }) => {
+                    lines.push(step);
+                    if step == 2 {
+                        continue;
+                    }
+                    only.set_safe(step);
+                }
+                Some(Op::Apply { step: 9 }) => only.set_safe(2),
+                _ => {}
+            }
+        }
+        assert_eq!(&lines[..3], [2, 10, 12]);
+    }
+
+    #[test]
+    fn frames_that_do_not_belong_are_refused() {
+        let mut last: Flow<u64> = Flow::new(shape(1, 2, 2), 7);
+        let mut arrive = |kind, step, micro| last.arrive(kind, step, micro, step, NONE, 0);
+        assert_eq!(arrive(Kind::Forward, 7, 0), Ok(()));
+        assert_eq!(arrive(Kind::Forward, 7, 0), Err(Refused::Twice));
+        assert_eq!(
+            arrive(Kind::Forward, 7, 2),
+            Err(Refused::Micro { micro: 2 })
+        );
+        assert_eq!(
+            arrive(Kind::Forward, 6, 1),
+            Err(Refused::Step {
+                step: 6,
+                applied: 7
+            })
+        );
+        assert_eq!(
+            arrive(Kind::Forward, u64::MAX, 1),
+            Err(Refused::Step {
+                step: u64::MAX,
+                applied: 7
+            })
+        );
+        assert_eq!(
+            arrive(Kind::Forward, 60, 1),
+            Err(Refused::Step {
+                step: 60,
+                applied: 7
+            })
+        );
+        assert_eq!(arrive(Kind::Backward, 7, 0), Err(Refused::Kind));
+    }
+
+    #[test]
+    fn an_asynchronous_pipeline_overlaps_steps_within_its_depth() {
+        let asynchronous = |stage| Shape {
+            asynchronous: true,
+            depth: 3 - stage as u32,
+            ..shape(stage, 3, 1)
+        };
+        let mut first: Flow<u64> = Flow::new(asynchronous(0), 0);
+        first.feed();
+        let versions: Vec<u64> = std::iter::from_fn(|| match first.next_op() {
+            Some(Op::Forward { version, .. }) => Some(version),
+            _ => None,
+        })
+        .collect();
+        assert_eq!(versions, [0, 0, 0], "three go forward before one is back");
+        first.arrive(Kind::Backward, 0, 0, 0, NONE, 0).unwrap();
+        assert!(matches!(
+            first.next_op(),
+            Some(Op::Backward { step: 0, .. })
+        ));
+        assert!(matches!(first.next_op(), Some(Op::Apply { step: 1 })));
+        assert!(matches!(
+            first.next_op(),
+            Some(Op::Forward {
+                step: 3,
+                version: 1,
+                ..
+            })
+        ));
+        let flows = (0..3).map(|i| Flow::new(asynchronous(i), 0)).collect();
+        for did in run(flows, 20) {
+            assert_eq!(did.iter().filter(|op| op.starts_with('A')).count(), 20);
+        }
+    }
+}

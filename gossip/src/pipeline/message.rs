@@ -1,0 +1,168 @@
+//! What the peers of a pipeline tell each other on the control lane: beats with the sender's whole standing, views, and the
+//! profile of its device. A lost message is mended by the next one.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::copies::Held;
+use super::plan::Plan;
+use crate::ids::{Digest, PeerId};
+use crate::view::{Contribution, Stamp};
+
+/// Longest reason that is sent; the receiver refuses longer ones.
+pub const MAX_REASON: usize = 300;
+/// Most members of one pipeline job.
+pub const MAX_MEMBERS: usize = 256;
+
+/// One message of a pipeline job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Message {
+    /// How the sender stands.
+    Beat(Arc<Beat>),
+    /// The newest view that the sender holds.
+    View(Arc<View>),
+    /// How fast the sender is.
+    Profile(Arc<Profile>),
+}
+
+/// How far a peer is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Standing {
+    /// Loads data and measures itself.
+    Preparing,
+    /// Cannot take part, and why.
+    Unable(String),
+    /// Takes part.
+    Ready,
+    /// Holds the finished model of this hash.
+    Finished(Digest),
+}
+
+/// The whole standing of the sender.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Beat {
+    /// The process that speaks: a restarted peer has another one.
+    pub instance: u64,
+    /// How far it is.
+    pub standing: Standing,
+    /// Whether it holds the data, and so can host the first stage.
+    pub has_data: bool,
+    /// The newest view it holds.
+    pub view: Option<Stamp>,
+    /// Whether it holds all it needs for that view, and works in it.
+    pub in_place: bool,
+    /// Frames of that view were lost, so its steps cannot be finished: the steward is to propose the next.
+    pub is_broken: bool,
+    /// Steps its stage has made.
+    pub step: u64,
+    /// Copies of blocks that it holds; those of step 0 need not be said.
+    pub held: Vec<Held>,
+    /// What a step takes its stage, by what its profile says: 2.0 is twice as slow as profiled. 1.0 if it hosts none.
+    pub slowdown: f32,
+    /// Why the job is to end, as far as it knows.
+    pub stop: Option<String>,
+    /// The step that is the job's last.
+    pub last_step: Option<u64>,
+    /// The newest judgement of the model that it knows.
+    pub judged: Option<Judged>,
+    /// Its own work so far.
+    pub contribution: Contribution,
+}
+
+/// A judgement of the model after a step, on held-out samples.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Judged {
+    /// Steps made.
+    pub step: u64,
+    /// Share of samples labelled right, 0 to 1.
+    pub accuracy: f32,
+    /// Mean loss, nats per sample.
+    pub loss: f32,
+    /// Samples looked at.
+    pub samples: u32,
+}
+
+/// What a device can do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Profile {
+    /// Microseconds of each block for a micro-batch of the job.
+    pub blocks: Vec<BlockTime>,
+    /// Bytes that it may use for the job; 0: no limit was set.
+    pub memory: u64,
+    /// Bytes per second towards other peers, where that was measured.
+    pub rates: Vec<(PeerId, f32)>,
+}
+
+/// What one block takes a device for one micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BlockTime {
+    /// Forward, microseconds.
+    pub forward_us: f32,
+    /// Backward, microseconds.
+    pub backward_us: f32,
+}
+
+impl Profile {
+    /// Whether it can be of a model of `n_blocks` blocks: every number finite and none below zero.
+    pub fn is_of(&self, n_blocks: u16) -> bool {
+        let time = |us: f32| us.is_finite() && (0.0..=1e9).contains(&us);
+        self.blocks.len() == usize::from(n_blocks)
+            && self
+                .blocks
+                .iter()
+                .all(|block| time(block.forward_us) && time(block.backward_us))
+            && self.rates.len() <= MAX_MEMBERS
+            && self
+                .rates
+                .iter()
+                .all(|(_, rate)| rate.is_finite() && *rate >= 0.0)
+    }
+}
+
+/// An agreed membership with its plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct View {
+    /// Its number and proposer; the higher one counts.
+    pub stamp: Stamp,
+    /// Who takes part, ascending: the hosts, and standbys that keep copies.
+    pub members: Vec<PeerId>,
+    /// Who hosts what.
+    pub plan: Plan,
+    /// The line that it goes on from: a step of the past after a failure, of the near future where the cut changes.
+    pub from: u64,
+}
+
+impl View {
+    /// Whether it is one for a model of `n_blocks` blocks.
+    pub fn is_of(&self, n_blocks: u16) -> bool {
+        self.plan.check(n_blocks).is_ok()
+            && self.members.len() <= MAX_MEMBERS
+            && self.members.is_sorted_by(|a, b| a < b)
+            && self.plan.hosts().all(|host| self.has(host))
+    }
+
+    /// Whether `peer` takes part.
+    pub fn has(&self, peer: PeerId) -> bool {
+        self.members.binary_search(&peer).is_ok()
+    }
+}
+
+impl Beat {
+    /// Whether it holds what its bounds allow.
+    pub fn is_sound(&self) -> bool {
+        let short = |reason: &str| reason.len() <= MAX_REASON;
+        let standing = match &self.standing {
+            Standing::Unable(reason) => short(reason),
+            _ => true,
+        };
+        standing
+            && self.stop.as_deref().is_none_or(short)
+            && self.held.len() <= super::copies::MAX_HELD
+            && self.slowdown.is_finite()
+            && self.slowdown > 0.0
+            && self
+                .judged
+                .is_none_or(|judged| judged.loss.is_finite() && judged.accuracy.is_finite())
+    }
+}
