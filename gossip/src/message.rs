@@ -11,6 +11,7 @@ use crate::batching::power::Fit;
 use crate::ids::{Digest, JobId, PeerId};
 use crate::knowledge::sketch::Sketch;
 use crate::pacing::search::state::SearchState;
+use crate::pipeline;
 use crate::view::{Change, Contribution, Holding, Stamp, View};
 
 /// Longest reason text carried in a message; longer ones are cut by the sender and refused by the receiver.
@@ -33,6 +34,8 @@ pub enum Message {
     Stop(JobId, String),
     /// The next view of one job, for those that hold the one before.
     Change(JobId, Arc<Change>),
+    /// Of a job that trains as a pipeline.
+    Pipeline(JobId, pipeline::message::Message),
 }
 
 /// Where a peer stands in a job.
@@ -199,6 +202,19 @@ pub enum StateRequest {
         blob: Digest,
         /// Which chunk.
         index: u32,
+    },
+    /// Copies of a pipeline's blocks.
+    Blocks {
+        /// The job.
+        job: JobId,
+        /// First block.
+        first: u16,
+        /// One past the last.
+        end: u16,
+        /// As they were after so many steps.
+        step: u64,
+        /// The asker holds them at this step: what has changed since is enough.
+        have: Option<u64>,
     },
 }
 

@@ -221,6 +221,11 @@ impl<P> Flow<P> {
         true
     }
 
+    /// Steps made before the one that the next micro-batch to go forward belongs to.
+    pub fn next_step(&self) -> u64 {
+        self.forward / u64::from(self.shape.micro)
+    }
+
     /// The first step boundary that can still be made a line on purpose.
     pub fn first_free(&self) -> u64 {
         let micro = u64::from(self.shape.micro);

@@ -92,7 +92,29 @@ pub struct Profile {
     pub memory: u64,
     /// Bytes per second towards other peers, where that was measured.
     pub rates: Vec<(PeerId, f32)>,
+    /// What its data looks like, if it holds the data.
+    pub data: Option<DataShape>,
 }
+
+/// What those need to know of the data that do not hold it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DataShape {
+    /// Channels, height, width.
+    pub input: [u32; 3],
+    /// Number of classes.
+    pub classes: u32,
+    /// Training samples.
+    pub train: u64,
+    /// Held-out samples.
+    pub validation: u64,
+    /// Mean per channel, for the finished model's file.
+    pub mean: Vec<f32>,
+    /// Standard deviation per channel.
+    pub std: Vec<f32>,
+}
+
+/// Most channels of a data set that is described.
+const MAX_CHANNELS: usize = 1024;
 
 /// What one block takes a device for one micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

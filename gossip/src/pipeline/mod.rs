@@ -12,6 +12,7 @@ pub mod plan;
 pub mod copies;
 pub mod chain;
 pub mod frame;
+pub mod values;
 pub mod message;
 pub mod flow;
 pub mod agreement;

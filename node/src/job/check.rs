@@ -6,10 +6,12 @@ use skein_model::config::ConfigError;
 use super::document::Document;
 use super::error::JobError;
 use super::file::JobFile;
-use super::strategy::{Commit, Local, Waiting};
+use super::strategy::{Commit, Kind, Local, Waiting};
 
 /// Longest label.
 const MAX_NAME_CHARS: usize = 64;
+/// Most micro-batches of a step.
+const MAX_MICRO_BATCHES: u32 = 256;
 
 /// Checks the whole job; the first fault in the order below is reported.
 pub(super) fn job(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
@@ -64,6 +66,7 @@ pub(super) fn job(job: &JobFile, document: &Document<'_>) -> Result<(), JobError
         );
     }
     strategy(job, document)?;
+    pipeline(job, document)?;
     if job.evaluate.every == Some(0) {
         return refuse(
             "evaluate.every",
@@ -77,6 +80,46 @@ pub(super) fn job(job: &JobFile, document: &Document<'_>) -> Result<(), JobError
             &0,
             "write the validation rows per evaluation, such as 2000",
         );
+    }
+    Ok(())
+}
+
+/// `[strategy.pipeline]`: every number in its range, and nothing that a pipeline cannot do.
+fn pipeline(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
+    let pipeline = &job.strategy.pipeline;
+    let most = job.train.batch.min(MAX_MICRO_BATCHES);
+    let is_pipeline = job.strategy.kind == Kind::Pipeline;
+    let rules: [(bool, &str, &dyn std::fmt::Display, &str); 4] = [
+        (
+            (1..=MAX_MICRO_BATCHES).contains(&pipeline.micro_batches)
+                && (!is_pipeline || pipeline.micro_batches <= most),
+            "strategy.pipeline.micro_batches",
+            &pipeline.micro_batches,
+            "write 1 to 256, and at most the samples of a step (train.batch), such as 8",
+        ),
+        (
+            pipeline.copies <= 16,
+            "strategy.pipeline.copies",
+            &pipeline.copies,
+            "write how many other peers keep a copy of each stage, 0 to 16, such as 2",
+        ),
+        (
+            pipeline.copy_every > 0,
+            "strategy.pipeline.copy_every",
+            &pipeline.copy_every,
+            "write the steps between two copies, 1 or more",
+        ),
+        (
+            !is_pipeline || matches!(job.data.split, skein_model::config::Split::All {}),
+            "data.split",
+            &"not `all`",
+            "leave it out: one peer at a time draws the samples of a pipeline",
+        ),
+    ];
+    for (holds, path, value, fix) in rules {
+        if !holds {
+            return Err(document.fault(path, format!("is {value}"), fix));
+        }
     }
     Ok(())
 }

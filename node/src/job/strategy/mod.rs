@@ -1,24 +1,44 @@
 //! `[strategy]`: how the peers of a job work together. `[strategy.exchange]` says what neighbours send each other and who waits
 //! for whom, `[strategy.batching]` how samples are shared out, `[strategy.knowledge]` how the best replica helps the others.
 //!
+//! `kind = "pipeline"` cuts the model into stages instead, see [`Pipeline`].
+//!
 //! A user writes none of it. `like` names a known method whose settings stand in for the keys that are not written, so that
 //! methods can be compared under one coder and transport: `methods` has them, `settings` tells the machines of `skein_gossip`.
 
 mod methods;
+pub mod pipeline;
 mod settings;
 
 use serde::{Deserialize, Serialize};
+
+pub use pipeline::Pipeline;
 
 /// `[strategy]`.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Strategy {
+    /// Whether every peer holds the whole model or a part of it. Default `exchange`.
+    pub kind: Kind,
+    /// How the model is cut into stages, where `kind` is `pipeline`.
+    pub pipeline: Pipeline,
     /// What neighbours send each other.
     pub exchange: Exchange,
     /// How samples are shared out.
     pub batching: Batching,
     /// How the best replica helps the others.
     pub knowledge: Knowledge,
+}
+
+/// What the peers share out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Samples: every peer holds the whole model, and neighbours exchange updates.
+    #[default]
+    Exchange,
+    /// The model: every peer hosts a run of its blocks.
+    Pipeline,
 }
 
 /// `[strategy.exchange]`: what neighbours send each other, and who waits.

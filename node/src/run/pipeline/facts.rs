@@ -1,0 +1,115 @@
+//! What all peers of a pipeline know of the model without holding it: its blocks, their sizes, what passes between them.
+
+use skein_gossip::pipeline::message::DataShape;
+use skein_model::config::{ModelConfig, OptimiserConfig};
+use skein_model::data::{Normalisation, Splits};
+use skein_model::model::Layout;
+use skein_model::stage::{Stage, boundary_shapes, state};
+
+use crate::job::JobFile;
+use crate::job::strategy::Pipeline;
+
+/// Held-out samples per micro-batch of a look: few enough that a look needs no more memory than a step.
+const LOOK_SAMPLES: u32 = 64;
+
+/// See the module's header.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub(super) config: ModelConfig,
+    pub(super) optimiser: OptimiserConfig,
+    pub(super) seed: u64,
+    pub(super) data: DataShape,
+    pub(super) pipeline: Pipeline,
+    /// Samples of a step.
+    pub(super) batch: u32,
+    /// Sizes of the whole model's state.
+    pub(super) layout: Layout,
+    /// One per block.
+    pub(super) blocks: Vec<state::BlockLayout>,
+    /// Shape per sample of what each block gives on.
+    pub(super) shapes: Vec<Vec<i64>>,
+    /// Micro-batches of a look, and samples in all.
+    pub(super) looks: u32,
+    pub(super) look_samples: u32,
+}
+
+/// What the data looks like to those that do not hold it.
+pub(super) fn shape_of(data: &Splits) -> DataShape {
+    let side = |side: i64| u32::try_from(side).unwrap_or(u32::MAX);
+    let Normalisation { mean, std } = data.train.normalisation().clone();
+    DataShape {
+        input: data.train.input_shape().map(side),
+        classes: side(data.train.n_classes()),
+        train: data.train.len() as u64,
+        validation: data.validation.len() as u64,
+        mean,
+        std,
+    }
+}
+
+impl Facts {
+    /// What follows from the job and the shape of its data.
+    pub(super) fn new(file: &JobFile, data: &DataShape) -> Result<Self, String> {
+        let input = data.input.map(i64::from);
+        let classes = i64::from(data.classes);
+        let optimiser = file.train.optimiser.clone();
+        let words = |error: skein_model::model::ModelError| error.to_string();
+        let mut layout = Layout::new(&file.model, input, classes).map_err(words)?;
+        layout.optimiser = optimiser.state_names().iter().map(|name| (*name).to_owned()).collect();
+        let shapes = boundary_shapes(&file.model, input, classes).map_err(words)?;
+        let blocks = state::block_layouts(&file.model, input, classes, &optimiser).map_err(words)?;
+        let most = skein_gossip::pipeline::plan::MAX_BLOCKS;
+        if blocks.len() > usize::from(most) {
+            return Err(format!("the model has {} blocks; a pipeline takes at most {most}", blocks.len()));
+        }
+        let look_samples = file.evaluate.samples.min(u32::try_from(data.validation).unwrap_or(u32::MAX));
+        Ok(Self {
+            config: file.model.clone(),
+            optimiser,
+            seed: file.seed,
+            data: data.clone(),
+            pipeline: file.strategy.pipeline,
+            batch: file.train.batch,
+            layout,
+            blocks,
+            shapes,
+            looks: look_samples.div_ceil(LOOK_SAMPLES),
+            look_samples,
+        })
+    }
+
+    /// Number of blocks.
+    pub(super) fn n_blocks(&self) -> u16 {
+        self.blocks.len() as u16
+    }
+
+    /// A stage with the weights that the job's seed gives.
+    pub(super) fn stage(&self, blocks: std::ops::Range<u16>) -> Result<Stage, String> {
+        let input = self.data.input.map(i64::from);
+        let range = usize::from(blocks.start)..usize::from(blocks.end);
+        let stage = Stage::new(&self.config, input, i64::from(self.data.classes), self.seed, range, self.optimiser.clone());
+        let mut stage = stage.map_err(|error| error.to_string())?;
+        stage.set_recompute(self.pipeline.recompute);
+        Ok(stage)
+    }
+
+    /// Rows of the validation set in micro-batch `micro` of a look.
+    pub(super) fn look_rows(&self, micro: u32) -> std::ops::Range<usize> {
+        let start = micro * LOOK_SAMPLES;
+        start as usize..(start + LOOK_SAMPLES).min(self.look_samples) as usize
+    }
+
+    /// `[samples, …]` of what block `block` gives on.
+    pub(super) fn shape_behind(&self, block: u16, samples: u32) -> Vec<i64> {
+        let shape = self.shapes.get(usize::from(block)).into_iter().flatten().copied();
+        [i64::from(samples)].into_iter().chain(shape).collect()
+    }
+
+    /// Normalisation of the data, for the finished model's file.
+    pub(super) fn normalisation(&self) -> Normalisation {
+        Normalisation {
+            mean: self.data.mean.clone(),
+            std: self.data.std.clone(),
+        }
+    }
+}
