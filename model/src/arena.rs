@@ -107,7 +107,12 @@ pub(crate) fn hash_values(hasher: &mut blake3::Hasher, values: &[f32]) {
 
 /// Appends the little-endian bytes of `values` to `bytes`.
 pub(crate) fn push_values(bytes: &mut Vec<u8>, values: &[f32]) {
-    bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    let start = bytes.len();
+    bytes.resize(start + 4 * values.len(), 0);
+    let words = bytes[start..].as_chunks_mut().0;
+    for (word, value) in words.iter_mut().zip(values) {
+        *word = value.to_le_bytes();
+    }
 }
 
 /// The values of little-endian `bytes`; a rest of fewer than four bytes is left out.

@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use tch::{TchError, Tensor};
+
 use crate::arena::Segment;
-use crate::layer::Layer;
+use crate::layer::{Layer, Pass};
 
 /// Most parameters a model may have (8 GiB of f32); more is taken for a mistake in the job file.
 pub const MAX_PARAMETERS: usize = 1 << 31;
@@ -36,6 +38,18 @@ impl Block {
     pub(crate) fn layers(&self) -> &[Layer] {
         &self.layers
     }
+}
+
+/// Applies `blocks` one after the other.
+pub(crate) fn run(blocks: &[Block], x: &Tensor, pass: &mut Pass) -> Result<Tensor, TchError> {
+    let mut y = x.shallow_clone();
+    for block in blocks {
+        pass.enter(&block.name);
+        for layer in &block.layers {
+            y = layer.forward(y, pass)?;
+        }
+    }
+    Ok(y)
 }
 
 /// How a variable starts.

@@ -2,7 +2,7 @@
 //!
 //! Knows tensors (tch), nothing of peers, networks or jobs. What crosses its border is plain: `&[f32]`, byte slices,
 //! paths and numbers. Data runs `data::Dataset -> train::Trainer::gradient -> &[f32] -> train::Trainer::apply`, and
-//! `train::Trainer::snapshot -> checkpoint`.
+//! `train::Trainer::snapshot -> checkpoint`. Where one device does not hold the whole model, `stage::Stage`s do.
 //!
 //! Modules in reading order, lowest first; a module imports only from those above it.
 //!
@@ -33,6 +33,7 @@ pub mod snapshot;
 pub mod data;
 mod optimiser;
 pub mod train;
+pub mod stage;
 pub mod checkpoint;
 
 pub use block::{Block, MAX_PARAMETERS};

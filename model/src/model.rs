@@ -5,9 +5,9 @@
 use tch::{TchError, Tensor};
 
 use crate::arena::{Arena, Segment, hash_values};
-use crate::block::{Block, Builder, Init, MAX_PARAMETERS, Variable};
+use crate::block::{self, Block, Builder, Init, MAX_PARAMETERS, Variable};
 use crate::config::{ConfigError, MAX_CLASSES, ModelConfig};
-use crate::layer::Pass;
+use crate::layer::{Mode, Pass, Variables};
 use crate::random::Stream;
 use crate::zoo;
 
@@ -110,6 +110,22 @@ impl Layout {
         end(&self.parameters)
     }
 
+    /// Labels each sample has: one.
+    pub fn labels_per_sample(&self) -> usize {
+        1
+    }
+
+    /// Smallest batch that can be trained on: two where batch norm sees a single pixel per image.
+    pub fn min_train_batch(&self) -> i64 {
+        let [_, height, width] = self.input_shape;
+        let single_pixel = height.max(width) <= zoo::mobilenet_v2::STRIDE;
+        if matches!(self.config, ModelConfig::MobilenetV2 { .. }) && single_pixel {
+            2
+        } else {
+            1
+        }
+    }
+
     /// Number of buffer elements.
     pub fn n_buffers(&self) -> usize {
         end(&self.buffers)
@@ -120,7 +136,7 @@ fn end(segments: &[Segment]) -> usize {
     segments.last().map_or(0, |last| last.offset + last.len)
 }
 
-fn layout_of(
+pub(crate) fn layout_of(
     config: &ModelConfig,
     input_shape: [i64; 3],
     n_classes: i64,
@@ -143,7 +159,7 @@ fn layout_of(
 }
 
 /// Checks the sizes and declares blocks and variables.
-fn build(
+pub(crate) fn build(
     config: &ModelConfig,
     input_shape: [i64; 3],
     n_classes: i64,
@@ -255,29 +271,18 @@ impl Model {
                 kind: self.layout.config.kind(),
             });
         }
-        let mut pass = Pass {
-            parameters: self.parameters.variables(),
-            buffers: self.buffers.variables(),
-            train,
-            dropout: Stream::new(self.seed, &format!("dropout {}", self.batches_tracked)),
-        };
-        let mut y = x.shallow_clone();
-        for layer in self.blocks.iter().flat_map(Block::layers) {
-            y = layer.forward(y, &mut pass)?;
-        }
+        let mode = if train { Mode::Train } else { Mode::Evaluate };
+        let parameters = Variables::of(&self.parameters, 0);
+        let buffers = Variables::of(&self.buffers, 0);
+        let mut pass = Pass::new(parameters, buffers, mode, self.seed, self.batches_tracked);
+        let y = block::run(&self.blocks, x, &mut pass)?;
         self.batches_tracked += i64::from(train);
         Ok(y)
     }
 
     /// Smallest batch that can be trained on: two where batch norm sees a single pixel per image.
     pub fn min_train_batch(&self) -> i64 {
-        let [_, height, width] = self.layout.input_shape;
-        let single_pixel = height.max(width) <= zoo::mobilenet_v2::STRIDE;
-        if matches!(self.layout.config, ModelConfig::MobilenetV2 { .. }) && single_pixel {
-            2
-        } else {
-            1
-        }
+        self.layout.min_train_batch()
     }
 
     /// The blocks, first to last.
@@ -344,7 +349,8 @@ pub(crate) fn weights_hash(parameters: &[f32], buffers: &[f32]) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
-fn initialise(values: &mut [f32], variables: &[Variable], seed: u64) {
+/// Draws the initial values of `variables` from their streams of `seed`.
+pub(crate) fn initialise(values: &mut [f32], variables: &[Variable], seed: u64) {
     for Variable { segment, init } in variables {
         let values = &mut values[segment.offset..segment.offset + segment.len];
         match init {

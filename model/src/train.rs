@@ -325,6 +325,11 @@ pub fn evaluate(
     })
 }
 
-fn cross_entropy(logits: &Tensor, y: &Tensor, reduction: Reduction) -> Result<Tensor, TchError> {
+/// Cross entropy of logits `[B, …, V]` and as many labels as there are rows of `V`.
+pub(crate) fn cross_entropy(
+    logits: &Tensor,
+    y: &Tensor,
+    reduction: Reduction,
+) -> Result<Tensor, TchError> {
     logits.f_cross_entropy_loss(y, None::<Tensor>, reduction, -100, 0.0)
 }

@@ -81,6 +81,13 @@ impl Batch {
     pub fn y(&self) -> &Tensor {
         &self.y
     }
+
+    /// A copy of the labels, sample by sample.
+    pub fn labels(&self) -> Vec<i64> {
+        let mut labels = vec![0; self.y.numel()];
+        self.y.copy_data(&mut labels, self.y.numel());
+        labels
+    }
 }
 
 impl Raw {

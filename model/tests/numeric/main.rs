@@ -10,3 +10,5 @@ mod learning;
 mod plain;
 mod plain_loop;
 mod resume;
+mod stages;
+mod stash;
