@@ -136,6 +136,10 @@ impl Profile {
                 .all(|block| time(block.forward_us) && time(block.backward_us))
             && self.rates.len() <= MAX_MEMBERS
             && self
+                .data
+                .as_ref()
+                .is_none_or(|data| data.mean.len().max(data.std.len()) <= MAX_CHANNELS)
+            && self
                 .rates
                 .iter()
                 .all(|(_, rate)| rate.is_finite() && *rate >= 0.0)

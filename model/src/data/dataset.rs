@@ -62,6 +62,16 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// `n` samples of zeros with label 0, to measure with where there is no data.
+    pub fn zeros(shape: [i64; 3], n: usize) -> Self {
+        let [channels, height, width] = shape;
+        let values = vec![0f32; n * shape.iter().product::<i64>() as usize];
+        Self {
+            x: Tensor::from_slice(&values).view([n as i64, channels, height, width]), // [B, C, H, W]
+            y: Tensor::from_slice(&vec![0i64; n]),
+        }
+    }
+
     /// Number of samples.
     pub fn len(&self) -> usize {
         self.y.numel()

@@ -115,6 +115,9 @@ pub struct UpArgs {
     /// Threads for training. Default: all cores
     #[arg(long, env = "SKEIN_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
+    /// Memory that a pipeline may use here, such as 512M or 2G. Default: no limit
+    #[arg(long, env = "SKEIN_MEMORY", value_name = "SIZE")]
+    pub memory: Option<Memory>,
     /// Do not look for peers by multicast
     #[arg(long, env = "SKEIN_NO_MDNS", value_parser = FalseyValueParser::new())]
     pub no_mdns: bool,
@@ -135,6 +138,34 @@ pub struct NamedData {
     pub name: String,
     /// File or folder.
     pub path: PathBuf,
+}
+
+/// An amount of memory in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory(pub u64);
+
+impl FromStr for Memory {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is no size: write a number with k, M or G, such as 512M");
+        let (number, unit) = match text.find(|c: char| !c.is_ascii_digit()) {
+            Some(at) => text.split_at(at),
+            None => (text, ""),
+        };
+        let unit = match unit {
+            "" => 1,
+            "k" | "K" => 1 << 10,
+            "m" | "M" => 1 << 20,
+            "g" | "G" => 1 << 30,
+            _ => return Err(wrong()),
+        };
+        let bytes = number
+            .parse::<u64>()
+            .ok()
+            .and_then(|number| number.checked_mul(unit));
+        bytes.filter(|bytes| *bytes > 0).map(Self).ok_or_else(wrong)
+    }
 }
 
 impl FromStr for NamedData {

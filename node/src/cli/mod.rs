@@ -21,7 +21,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, FromArgMatches};
 
-pub use args::{Cli, Command, Globals, NamedData, UpArgs};
+pub use args::{Cli, Command, Globals, Memory, NamedData, UpArgs};
 pub use exit::{CliError, Exit};
 use output::Output;
 

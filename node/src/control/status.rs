@@ -238,6 +238,46 @@ pub struct JobStatus {
     /// What this peer learnt from the replicas of others.
     #[serde(default)]
     pub lessons: Vec<Lessons>,
+    /// The stages of a pipeline, first to last.
+    #[serde(default)]
+    pub stages: Vec<StageStatus>,
+    /// What a pipeline would lose with a peer.
+    #[serde(default)]
+    pub recovery: Option<Recovery>,
+}
+
+/// One stage of a pipeline.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StageStatus {
+    /// Who hosts it.
+    pub host: Hex<PeerId>,
+    /// Its first block.
+    pub first_block: u16,
+    /// Number of its blocks.
+    pub n_blocks: u16,
+    /// Whether its host works in the newest view.
+    pub in_place: bool,
+    /// Whether its host is alive.
+    pub alive: bool,
+    /// Steps it has made.
+    pub step: u64,
+    /// What a step takes beside what its host's profile says.
+    pub slowdown: Option<f64>,
+    /// Who keeps copies of it, first the one that is asked first.
+    pub keepers: Vec<Hex<PeerId>>,
+}
+
+/// What would be lost.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Recovery {
+    /// The newest line with all its copies.
+    pub step: u64,
+    /// Steps that would be made again.
+    pub redone: u64,
+    /// Copies of the block of which there are fewest, at the newest line that is whole.
+    pub fewest_copies: u32,
+    /// Bytes of the copies that this peer holds.
+    pub bytes: u64,
 }
 
 /// One link of a job, as the peer that sends on it sees it.
@@ -395,6 +435,8 @@ pub(crate) mod tests {
             }],
             drift_frac: None,
             lessons: Vec::new(),
+            stages: Vec::new(),
+            recovery: None,
         }
     }
 

@@ -35,10 +35,9 @@ use crate::home::{Home, Remembered};
 use crate::job::SignedJob;
 use crate::net::{self, Identity, Lane, MeshKey, Net};
 use crate::run::blobs::Blobs;
-use crate::run::coder;
 use crate::run::driver::{Event, JobContext};
 use crate::run::folder::JobFolder;
-use crate::run::{self, JobHandle};
+use crate::run::{self, JobHandle, Packets};
 use signals::Signals;
 
 /// Threads of the event loop: the work is in the training and coder threads.
@@ -122,6 +121,7 @@ async fn up(home: PathBuf, args: UpArgs, notices: Notices) -> Result<()> {
         identity,
         mesh_key,
         private,
+        memory: args.memory.map_or(0, |memory| memory.0),
         jobs: BTreeMap::new(),
         routes: jobs,
         blobs: Blobs::default(),
@@ -142,8 +142,10 @@ struct Mesh {
     identity: Identity,
     mesh_key: MeshKey,
     private: BTreeMap<String, PathBuf>,
+    /// Bytes that a job may use here; 0: no limit.
+    memory: u64,
     jobs: BTreeMap<JobId, Job>,
-    routes: watch::Sender<BTreeMap<JobId, mpsc::Sender<coder::Input>>>,
+    routes: watch::Sender<BTreeMap<JobId, Packets>>,
     blobs: Blobs,
     connected: Vec<PeerId>,
     began: Instant,
@@ -269,7 +271,8 @@ impl Mesh {
             | Message::Change(job, _)
             | Message::Leaving(job)
             | Message::Applied(job, _)
-            | Message::Stop(job, _) => *job,
+            | Message::Stop(job, _)
+            | Message::Pipeline(job, _) => *job,
         };
         // An unknown job is on its way: its file was or will be sent. Beats repeat.
         if let Some(job) = self.jobs.get(&job) {
@@ -316,6 +319,7 @@ impl Mesh {
             instance: net::draw_instance(),
             private: self.private.clone(),
             blobs: self.blobs.clone(),
+            memory: self.memory,
             connected: self.connected.clone(),
         };
         let handle = run::start(context);
@@ -356,7 +360,9 @@ impl Mesh {
                 let _ = reply.send(codec::encode(&self.blobs.chunk(blob, index)));
                 return;
             }
-            StateRequest::Replica { job, .. } | StateRequest::Weights { job, .. } => job,
+            StateRequest::Replica { job, .. }
+            | StateRequest::Weights { job, .. }
+            | StateRequest::Blocks { job, .. } => job,
         };
         match self.jobs.get(&job) {
             Some(job) => to_job(&job.handle, Event::State(request, reply)),

@@ -4,38 +4,54 @@ use std::collections::BTreeMap;
 
 use skein_gossip::exchange;
 use skein_gossip::ids::JobId;
+use skein_gossip::pipeline::frame;
 use tokio::sync::{mpsc, watch};
 
 use crate::net;
-use crate::run::coder;
+use crate::run::{Packets, coder};
 
-/// Hands update packets to the coders of their jobs. A coder that is behind holds up the update lanes, and only them.
+/// Hands frames to the coders and stages of their jobs. One that is behind holds up the update lanes, and only them.
 pub(super) async fn route(
     mut updates: mpsc::Receiver<net::Inbound>,
-    routes: watch::Receiver<BTreeMap<JobId, mpsc::Sender<coder::Input>>>,
+    routes: watch::Receiver<BTreeMap<JobId, Packets>>,
 ) {
     while let Some(packet) = updates.recv().await {
-        let net::Inbound {
-            from,
-            arrived,
-            body,
-        } = packet;
-        let job = match exchange::split(&body) {
-            Ok((header, _)) => header.job,
+        let job = match job_of(&packet.body) {
+            Ok(job) => job,
             Err(reason) => {
-                tracing::warn!(peer = %from.short(), reason, "update packet refused");
+                tracing::warn!(peer = %packet.from.short(), reason, "frame refused");
                 continue;
             }
         };
         let route = routes.borrow().get(&job).cloned();
-        if let Some(route) = route {
-            // A closed route is a job that has ended here.
-            let packet = coder::Input::Packet {
-                from,
-                arrived,
-                bytes: body,
-            };
-            let _ = route.send(packet).await;
+        // A closed route is a job that has ended here.
+        match route {
+            Some(Packets::Coder(coder)) => {
+                let net::Inbound {
+                    from,
+                    arrived,
+                    body,
+                } = packet;
+                let packet = coder::Input::Packet {
+                    from,
+                    arrived,
+                    bytes: body,
+                };
+                let _ = coder.send(packet).await;
+            }
+            Some(Packets::Stage(stage)) => {
+                let _ = stage.send(packet).await;
+            }
+            None => {}
         }
     }
+}
+
+fn job_of(body: &[u8]) -> Result<JobId, String> {
+    if frame::is_one(body) {
+        let head = frame::Head::read(body).map_err(|error| error.to_string())?;
+        return Ok(head.job);
+    }
+    let (header, _) = exchange::split(body)?;
+    Ok(header.job)
 }

@@ -267,6 +267,38 @@ impl Net {
         })
     }
 
+    /// As [`Net::send`], but waits where the lane is full.
+    ///
+    /// # Errors
+    /// [`SendError`], but never `Full`; nothing was queued.
+    pub async fn send_patiently(
+        &self,
+        to: PeerId,
+        lane: Lane,
+        body: Vec<u8>,
+    ) -> Result<(), SendError> {
+        let bound = lane.kind().bound();
+        if body.len() > bound as usize {
+            return Err(SendError::TooLong {
+                lane,
+                length: body.len(),
+                bound,
+            });
+        }
+        let queue = {
+            let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
+            let queues = lanes.get(&to).ok_or(SendError::NotConnected { peer: to })?;
+            match lane {
+                Lane::Control => queues.control.clone(),
+                Lane::Update => queues.update.clone(),
+            }
+        };
+        queue
+            .send(body)
+            .await
+            .map_err(|_| SendError::NotConnected { peer: to })
+    }
+
     /// Asks `to` and waits for the response, at most for `deadline`. At most 16 requests per peer run at once; more wait.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! jobs/<id>/job             the signed job as it travels
 //!           metrics.jsonl   the journal
 //!           checkpoints/    see skein_model::checkpoint
+//!           copies/         of a pipeline's blocks
 //!           model.safetensors, result.json     once the job is closed; the result is written last
 //! ```
 
@@ -99,6 +100,11 @@ impl JobFolder {
     /// Where checkpoints go.
     pub fn checkpoints(&self) -> PathBuf {
         self.0.join("checkpoints")
+    }
+
+    /// Where copies of a pipeline's blocks go.
+    pub fn copies(&self) -> PathBuf {
+        self.0.join("copies")
     }
 
     /// Where the journal goes.

@@ -77,6 +77,34 @@ pub enum Entry<'a> {
         /// Samples of the mesh by then.
         samples_mesh: u64,
     },
+    /// A new view of a pipeline: who hosts what, from which step on.
+    Cut {
+        /// Number of the view.
+        view: u64,
+        /// The line it goes on from.
+        from_step: u64,
+        /// First stage to last.
+        stages: Vec<Cut>,
+    },
+    /// The own stage was copied: a line.
+    Line {
+        /// Steps made.
+        step: u64,
+    },
+    /// A line has enough copies: what a failure costs are the steps since.
+    Recoverable {
+        /// The line's step.
+        step: u64,
+    },
+    /// Copies that training waited for have come.
+    Fetched {
+        /// Of which step.
+        step: u64,
+        /// First block.
+        first: u16,
+        /// One past the last.
+        end: u16,
+    },
     /// A step or an update that was not finite or malformed was left out.
     Refused {
         /// Whose.
@@ -167,6 +195,17 @@ pub enum Entry<'a> {
         /// Their accuracy on the whole validation set.
         val_accuracy: Option<f32>,
     },
+}
+
+/// One stage of a cut.
+#[derive(Clone, Debug, Serialize)]
+pub struct Cut {
+    /// Its host.
+    pub host: String,
+    /// Its first block.
+    pub first: u16,
+    /// One past its last block.
+    pub end: u16,
 }
 
 /// What one link carries.

@@ -20,11 +20,14 @@ pub mod driver;
 mod status;
 mod threads;
 pub mod serve;
+mod pipeline;
 
 use skein_gossip::ids::JobId;
 use tokio::sync::{mpsc, watch};
 
 use crate::control::JobStatus;
+use crate::job::strategy::Kind;
+use crate::net::Inbound;
 use driver::{Event, JobContext};
 
 /// How the reason of a job begins that a user stopped.
@@ -37,18 +40,30 @@ pub struct JobHandle {
     pub id: JobId,
     /// To its driver.
     pub events: mpsc::Sender<Event>,
-    /// To its coder: packets go past the driver.
-    pub packets: mpsc::Sender<coder::Input>,
+    /// Where frames of the update lanes go, past the driver.
+    pub packets: Packets,
     /// How it stands.
     pub status: watch::Receiver<JobStatus>,
 }
 
+/// Who takes a job's frames.
+#[derive(Clone, Debug)]
+pub enum Packets {
+    /// The coder of a job that exchanges updates.
+    Coder(mpsc::Sender<coder::Input>),
+    /// The stage of a pipeline.
+    Stage(mpsc::Sender<Inbound>),
+}
+
 /// Starts a job's driver.
 pub fn start(context: JobContext) -> JobHandle {
+    if context.file.strategy.kind == Kind::Pipeline {
+        return pipeline::start(context);
+    }
     let id = context.id;
     let (events, event_queue) = mpsc::channel(driver::EVENTS);
     let coder = mpsc::channel(coder::INPUTS);
-    let packets = coder.0.clone();
+    let packets = Packets::Coder(coder.0.clone());
     let (status_sender, status) = watch::channel(driver::first_status(&context));
     tokio::spawn(driver::run(context, event_queue, coder, status_sender));
     JobHandle {

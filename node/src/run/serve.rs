@@ -13,7 +13,7 @@ use skein_model::snapshot::Snapshot;
 use skein_model::train::{self, Evaluation, Trainer};
 use tokio::sync::oneshot;
 
-use super::driver::Driver;
+use super::driver::{Driver, JobContext};
 use super::threads::encode_weights;
 use super::trainer::{Command, EVALUATION_BATCH, Replica};
 use crate::control::protocol::{Evaluated, Exported};
@@ -87,6 +87,9 @@ pub(super) fn state(driver: &mut Driver, request: StateRequest, reply: oneshot::
                 let _ = reply.send(codec::encode(&answer));
             });
         }
+        StateRequest::Blocks { .. } => {
+            let _ = reply.send(unavailable("every peer of this job holds the whole model"));
+        }
         StateRequest::Chunk { .. } => {
             let _ = reply.send(unavailable("chunks are served by the mesh"));
         }
@@ -94,7 +97,11 @@ pub(super) fn state(driver: &mut Driver, request: StateRequest, reply: oneshot::
 }
 
 /// The weights of the finished model on disk, if they are the ones asked for.
-fn agreed_weights(path: &Path, config: &ModelConfig, digest: Digest) -> Result<Snapshot, String> {
+pub(super) fn agreed_weights(
+    path: &Path,
+    config: &ModelConfig,
+    digest: Digest,
+) -> Result<Snapshot, String> {
     let import = checkpoint::import(path).map_err(|error| error.to_string())?;
     if import.model.layout().config != *config || Digest(import.model.weights_hash()) != digest {
         return Err("other weights are held here".into());
@@ -103,28 +110,31 @@ fn agreed_weights(path: &Path, config: &ModelConfig, digest: Digest) -> Result<S
     checkpoint::import_weights(path, &layout).map_err(|error| error.to_string())
 }
 
+/// Answers a user of this node about a job that has its model.
+pub(super) fn of_finished(context: &JobContext, question: Question) {
+    let (job, folder) = (context.id, context.folder.clone());
+    let (file, private) = (context.file.clone(), context.private.clone());
+    tokio::task::spawn_blocking(move || match question {
+        Question::Export(path, reply) => {
+            let _ = reply.send(export_finished(job, &folder, &path));
+        }
+        Question::Evaluate(reply) => {
+            let judged = checkpoint::import(&folder.model()).map_err(|error| error.to_string());
+            let judged = judged.and_then(|import| {
+                let data = data::load(&file.data, &private).map_err(|error| error.to_string())?;
+                judge_model(import.model, &data.validation)
+            });
+            let _ = reply.send(judged.unwrap_or_else(|error| failure(ErrorCode::Internal, error)));
+        }
+    });
+}
+
 /// Answers a user of this node.
 pub(super) fn question(driver: &mut Driver, question: Question) {
     let job = driver.context.id;
-    let folder = driver.context.folder.clone();
+    let folder = &driver.context.folder;
     if folder.result().is_some_and(|result| result.best.is_some()) {
-        let (file, private) = (driver.context.file.clone(), driver.context.private.clone());
-        tokio::task::spawn_blocking(move || match question {
-            Question::Export(path, reply) => {
-                let _ = reply.send(export_finished(job, &folder, &path));
-            }
-            Question::Evaluate(reply) => {
-                let judged = checkpoint::import(&folder.model()).map_err(|error| error.to_string());
-                let judged = judged.and_then(|import| {
-                    let data =
-                        data::load(&file.data, &private).map_err(|error| error.to_string())?;
-                    judge_model(import.model, &data.validation)
-                });
-                let _ =
-                    reply.send(judged.unwrap_or_else(|error| failure(ErrorCode::Internal, error)));
-            }
-        });
-        return;
+        return of_finished(&driver.context, question);
     }
     let Some(threads) = &driver.threads else {
         let reason = driver
@@ -256,7 +266,7 @@ fn judged(evaluation: &Evaluation, hash: [u8; 32]) -> Response {
     })
 }
 
-fn failure(code: ErrorCode, message: String) -> Response {
+pub(super) fn failure(code: ErrorCode, message: String) -> Response {
     Response::Error(Failure {
         code,
         message,

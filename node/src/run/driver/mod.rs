@@ -65,6 +65,8 @@ pub struct JobContext {
     pub private: BTreeMap<String, PathBuf>,
     /// What is served to others.
     pub blobs: Blobs,
+    /// Bytes that the job may use on this device; 0: no limit.
+    pub memory: u64,
     /// Peers connected now.
     pub connected: Vec<PeerId>,
 }
@@ -230,7 +232,8 @@ impl Driver {
                     self.tell_coder(coder::Input::Applied { from, receipt });
                 }
                 Message::Stop(_, reason) => self.input(Input::StopHolds(reason)),
-                Message::Job(_) => {}
+                // A pipeline's message is of no use to a job that exchanges updates.
+                Message::Job(_) | Message::Pipeline(..) => {}
             },
             Event::State(request, reply) => serve::state(self, request, reply),
             Event::Ask(question) => serve::question(self, question),

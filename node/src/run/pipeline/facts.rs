@@ -4,7 +4,7 @@ use skein_gossip::pipeline::message::DataShape;
 use skein_model::config::{ModelConfig, OptimiserConfig};
 use skein_model::data::{Normalisation, Splits};
 use skein_model::model::Layout;
-use skein_model::stage::{Stage, boundary_shapes, state};
+use skein_model::stage::{BlockLayout, Stage, block_layouts, boundary_shapes};
 
 use crate::job::JobFile;
 use crate::job::strategy::Pipeline;
@@ -25,7 +25,7 @@ pub(super) struct Facts {
     /// Sizes of the whole model's state.
     pub(super) layout: Layout,
     /// One per block.
-    pub(super) blocks: Vec<state::BlockLayout>,
+    pub(super) blocks: Vec<BlockLayout>,
     /// Shape per sample of what each block gives on.
     pub(super) shapes: Vec<Vec<i64>>,
     /// Micro-batches of a look, and samples in all.
@@ -55,14 +55,24 @@ impl Facts {
         let optimiser = file.train.optimiser.clone();
         let words = |error: skein_model::model::ModelError| error.to_string();
         let mut layout = Layout::new(&file.model, input, classes).map_err(words)?;
-        layout.optimiser = optimiser.state_names().iter().map(|name| (*name).to_owned()).collect();
+        layout.optimiser = optimiser
+            .state_names()
+            .iter()
+            .map(|name| (*name).to_owned())
+            .collect();
         let shapes = boundary_shapes(&file.model, input, classes).map_err(words)?;
-        let blocks = state::block_layouts(&file.model, input, classes, &optimiser).map_err(words)?;
+        let blocks = block_layouts(&file.model, input, classes, &optimiser).map_err(words)?;
         let most = skein_gossip::pipeline::plan::MAX_BLOCKS;
         if blocks.len() > usize::from(most) {
-            return Err(format!("the model has {} blocks; a pipeline takes at most {most}", blocks.len()));
+            return Err(format!(
+                "the model has {} blocks; a pipeline takes at most {most}",
+                blocks.len()
+            ));
         }
-        let look_samples = file.evaluate.samples.min(u32::try_from(data.validation).unwrap_or(u32::MAX));
+        let look_samples = file
+            .evaluate
+            .samples
+            .min(u32::try_from(data.validation).unwrap_or(u32::MAX));
         Ok(Self {
             config: file.model.clone(),
             optimiser,
@@ -87,7 +97,14 @@ impl Facts {
     pub(super) fn stage(&self, blocks: std::ops::Range<u16>) -> Result<Stage, String> {
         let input = self.data.input.map(i64::from);
         let range = usize::from(blocks.start)..usize::from(blocks.end);
-        let stage = Stage::new(&self.config, input, i64::from(self.data.classes), self.seed, range, self.optimiser.clone());
+        let stage = Stage::new(
+            &self.config,
+            input,
+            i64::from(self.data.classes),
+            self.seed,
+            range,
+            self.optimiser.clone(),
+        );
         let mut stage = stage.map_err(|error| error.to_string())?;
         stage.set_recompute(self.pipeline.recompute);
         Ok(stage)
@@ -101,7 +118,12 @@ impl Facts {
 
     /// `[samples, …]` of what block `block` gives on.
     pub(super) fn shape_behind(&self, block: u16, samples: u32) -> Vec<i64> {
-        let shape = self.shapes.get(usize::from(block)).into_iter().flatten().copied();
+        let shape = self
+            .shapes
+            .get(usize::from(block))
+            .into_iter()
+            .flatten()
+            .copied();
         [i64::from(samples)].into_iter().chain(shape).collect()
     }
 

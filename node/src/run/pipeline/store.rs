@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use skein_gossip::pipeline::copies::{Held, Holding};
 use skein_model::stage::delta;
-use skein_model::stage::state::{BlockLayout, digest};
+use skein_model::stage::{BlockLayout, digest};
 
 /// An encoded state of one block.
 pub(super) type State = Arc<Vec<u8>>;
@@ -40,7 +40,12 @@ impl Copies {
 
     /// The newest step before `step` at which all of `blocks` are held.
     pub(super) fn base(&self, step: u64, mut blocks: std::ops::Range<u16>) -> Option<u64> {
-        let mut steps: Vec<u64> = self.states.keys().map(|(held, _)| *held).filter(|held| *held < step).collect();
+        let mut steps: Vec<u64> = self
+            .states
+            .keys()
+            .map(|(held, _)| *held)
+            .filter(|held| *held < step)
+            .collect();
         steps.dedup();
         let mut newest_first = steps.into_iter().rev();
         newest_first.find(|held| blocks.all(|block| self.states.contains_key(&(*held, block))))
@@ -49,7 +54,8 @@ impl Copies {
     /// All blocks held at `step`.
     pub(super) fn line(&self, step: u64) -> Vec<(u16, State)> {
         let held = self.states.range((step, 0)..=(step, u16::MAX));
-        held.map(|((_, block), state)| (*block, Arc::clone(state))).collect()
+        held.map(|((_, block), state)| (*block, Arc::clone(state)))
+            .collect()
     }
 
     /// Bytes of all copies.
@@ -88,7 +94,9 @@ const LABEL_BYTES: usize = 1 + 8 + 32;
 
 /// Most bytes of a parcel of these blocks.
 pub(super) fn parcel_bound(layouts: &[BlockLayout]) -> u64 {
-    let bound = |layout: &BlockLayout| (LABEL_BYTES + delta::max_len(layout.encoded_len()).max(layout.encoded_len())) as u64;
+    let bound = |layout: &BlockLayout| {
+        (LABEL_BYTES + delta::max_len(layout.encoded_len()).max(layout.encoded_len())) as u64
+    };
     layouts.iter().map(bound).sum()
 }
 
@@ -96,7 +104,10 @@ pub(super) fn parcel_bound(layouts: &[BlockLayout]) -> u64 {
 pub(super) fn pack(states: &[(State, Option<State>)]) -> Vec<u8> {
     let mut parcel = Vec::new();
     for (new, old) in states {
-        let change = old.as_ref().and_then(|old| delta::encode(old, new).ok()).filter(|change| change.len() < new.len());
+        let change = old
+            .as_ref()
+            .and_then(|old| delta::encode(old, new).ok())
+            .filter(|change| change.len() < new.len());
         let (way, body) = match &change {
             Some(change) => (CHANGE, change.as_slice()),
             None => (WHOLE, new.as_slice()),
@@ -124,7 +135,9 @@ pub(super) fn unpack(
             return Err(short);
         };
         let length = u64::from_le_bytes(std::array::from_fn(|i| label[1 + i]));
-        let body = usize::try_from(length).ok().and_then(|length| rest.split_at_checked(length));
+        let body = usize::try_from(length)
+            .ok()
+            .and_then(|length| rest.split_at_checked(length));
         let Some((body, rest)) = body else {
             return Err(short);
         };
@@ -133,16 +146,23 @@ pub(super) fn unpack(
         let state = match label[0] {
             WHOLE => body.to_vec(),
             CHANGE => {
-                let old = old(block).ok_or_else(|| refuse("what it is the change of is no longer held".into()))?;
+                let old = old(block)
+                    .ok_or_else(|| refuse("what it is the change of is no longer held".into()))?;
                 delta::decode(&old, body).map_err(|error| refuse(error.to_string()))?
             }
             got => return Err(ParcelError::Way { block, got }),
         };
         if state.len() != layout.encoded_len() {
-            return Err(refuse(format!("{} bytes where a copy has {}", state.len(), layout.encoded_len())));
+            return Err(refuse(format!(
+                "{} bytes where a copy has {}",
+                state.len(),
+                layout.encoded_len()
+            )));
         }
         if digest(&state) != label[9..] {
-            return Err(refuse("it does not have the digest that its holder gives".into()));
+            return Err(refuse(
+                "it does not have the digest that its holder gives".into(),
+            ));
         }
         states.push((block, Arc::new(state)));
     }
@@ -178,7 +198,8 @@ fn lines(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
         return Ok(Vec::new());
     }
     let entries = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
-    let line = |entry: &fs::DirEntry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path()));
+    let line =
+        |entry: &fs::DirEntry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path()));
     Ok(entries.iter().filter_map(line).collect())
 }
 
@@ -236,18 +257,32 @@ mod tests {
     }
 
     fn state(layout: &BlockLayout, salt: u8) -> State {
-        Arc::new((0..layout.encoded_len()).map(|i| (i as u8).wrapping_mul(salt)).collect())
+        Arc::new(
+            (0..layout.encoded_len())
+                .map(|i| (i as u8).wrapping_mul(salt))
+                .collect(),
+        )
     }
 
     #[test]
     fn a_parcel_brings_copies_whole_or_as_changes() {
         let layouts = layouts();
-        let (old, new): (Vec<State>, Vec<State>) = layouts.iter().map(|layout| (state(layout, 3), state(layout, 5))).unzip();
+        let (old, new): (Vec<State>, Vec<State>) = layouts
+            .iter()
+            .map(|layout| (state(layout, 3), state(layout, 5)))
+            .unzip();
         let whole: Vec<_> = new.iter().map(|new| (Arc::clone(new), None)).collect();
-        let changes: Vec<_> = new.iter().zip(&old).map(|(new, old)| (Arc::clone(new), Some(Arc::clone(old)))).collect();
+        let changes: Vec<_> = new
+            .iter()
+            .zip(&old)
+            .map(|(new, old)| (Arc::clone(new), Some(Arc::clone(old))))
+            .collect();
         for parcel in [pack(&whole), pack(&changes)] {
             assert!(parcel.len() as u64 <= parcel_bound(&layouts));
-            let states = unpack(&parcel, &layouts, |block| old.get(usize::from(block)).cloned()).unwrap();
+            let states = unpack(&parcel, &layouts, |block| {
+                old.get(usize::from(block)).cloned()
+            })
+            .unwrap();
             assert!(states.iter().zip(&new).all(|((_, got), new)| got == new));
             assert!(unpack(&parcel[..parcel.len() - 1], &layouts, |_| None).is_err());
         }
@@ -257,7 +292,10 @@ mod tests {
     fn a_line_on_disk_comes_back_and_a_damaged_copy_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let layouts = layouts();
-        let states: Vec<(u16, State)> = layouts.iter().map(|layout| (layout.index as u16, state(layout, 7))).collect();
+        let states: Vec<(u16, State)> = layouts
+            .iter()
+            .map(|layout| (layout.index as u16, state(layout, 7)))
+            .collect();
         save(folder.path(), 10, &states).unwrap();
         save(folder.path(), 20, &states).unwrap();
         let (copies, skipped) = load(folder.path(), &layouts);

@@ -319,6 +319,8 @@ impl Figures {
             links: self.link_statuses(agreement),
             drift_frac: self.drift_frac,
             lessons: self.lessons.clone(),
+            stages: Vec::new(),
+            recovery: None,
         }
     }
 

@@ -34,7 +34,11 @@ impl Work {
                 input,
                 labels,
             } => self.loss(worker, (step, micro, version), input, labels),
-            Op::Backward { step, micro, gradient } => self.backward(worker, (step, micro, step), &gradient),
+            Op::Backward {
+                step,
+                micro,
+                gradient,
+            } => self.backward(worker, (step, micro, step), &gradient),
             Op::Apply { step } => self.apply(worker, step),
             Op::Copy { step } => self.copy(worker, step),
             Op::Look {
@@ -56,7 +60,8 @@ impl Work {
                 self.stage.forward(at.1, weight, &batch)
             }
             Some(body) => {
-                let activation = self.activation(worker, &body, self.blocks().start - 1, samples)?;
+                let activation =
+                    self.activation(worker, &body, self.blocks().start - 1, samples)?;
                 self.stage.forward(at.1, weight, &activation)
             }
         };
@@ -66,12 +71,27 @@ impl Work {
         if self.number == 0 {
             let labels = label_bytes(&self.labels);
             let last = self.view.plan.stages.len() - 1;
-            self.send(worker, last, &Head { kind: Kind::Labels, ..head }, &labels, true)?;
+            self.send(
+                worker,
+                last,
+                &Head {
+                    kind: Kind::Labels,
+                    ..head
+                },
+                &labels,
+                true,
+            )?;
         }
         self.send(worker, self.number + 1, &head, output.bytes(), false)
     }
 
-    fn loss(&mut self, worker: &mut Worker, at: At, input: Option<Vec<u8>>, labels: Option<Vec<u8>>) -> Result<(), Stop> {
+    fn loss(
+        &mut self,
+        worker: &mut Worker,
+        at: At,
+        input: Option<Vec<u8>>,
+        labels: Option<Vec<u8>>,
+    ) -> Result<(), Stop> {
         let began = Instant::now();
         let (samples, weight) = self.share(worker, at.1);
         let loss = match input {
@@ -80,7 +100,8 @@ impl Work {
                 self.stage.loss(at.1, weight, &batch, &labels)
             }
             Some(body) => {
-                let activation = self.activation(worker, &body, self.blocks().start - 1, samples)?;
+                let activation =
+                    self.activation(worker, &body, self.blocks().start - 1, samples)?;
                 let labels = read_labels(labels.as_deref())?;
                 self.stage.loss(at.1, weight, &activation, &labels)
             }
@@ -102,7 +123,13 @@ impl Work {
         self.pass_back(worker, at, samples, gradient)
     }
 
-    fn pass_back(&mut self, worker: &mut Worker, at: At, samples: u32, gradient: Option<Activation>) -> Result<(), Stop> {
+    fn pass_back(
+        &mut self,
+        worker: &mut Worker,
+        at: At,
+        samples: u32,
+        gradient: Option<Activation>,
+    ) -> Result<(), Stop> {
         let (Some(gradient), Some(before)) = (gradient, self.number.checked_sub(1)) else {
             return Ok(());
         };
@@ -137,14 +164,20 @@ impl Work {
         worker.tell(Event::Copied { step, states })
     }
 
-    fn look(&mut self, worker: &mut Worker, at: At, input: Option<Vec<u8>>, labels: Option<Vec<u8>>) -> Result<(), Stop> {
+    fn look(
+        &mut self,
+        worker: &mut Worker,
+        at: At,
+        input: Option<Vec<u8>>,
+        labels: Option<Vec<u8>>,
+    ) -> Result<(), Stop> {
         let rows = worker.facts.look_rows(at.1);
         let samples = rows.len() as u32;
         let began = Instant::now();
         if at.1 == 0 {
             (self.looked, self.look_began) = ((0.0, 0), Some(began));
         }
-        let (batch, own_labels, activation);
+        let (batch, activation);
         let (x, labels): (skein_model::stage::Input<'_>, Vec<i64>) = match &input {
             None => {
                 let Some(data) = &worker.data else {
@@ -152,12 +185,15 @@ impl Work {
                 };
                 let rows: Vec<usize> = rows.collect();
                 batch = data.validation.batch(&rows);
-                own_labels = rows.iter().flat_map(|row| data.validation.batch_labels(*row)).collect();
-                ((&batch).into(), own_labels)
+                ((&batch).into(), batch.labels())
             }
             Some(body) => {
                 activation = self.activation(worker, body, self.blocks().start - 1, samples)?;
-                let labels = if self.stage.is_last() { read_labels(labels.as_deref())? } else { Vec::new() };
+                let labels = if self.stage.is_last() {
+                    read_labels(labels.as_deref())?
+                } else {
+                    Vec::new()
+                };
                 ((&activation).into(), labels)
             }
         };
@@ -183,7 +219,9 @@ impl Work {
         if at.1 + 1 < self.flow.shape().looks {
             return Ok(());
         }
-        self.last_look = self.look_began.map(|began| (Instant::now(), began.elapsed()));
+        self.last_look = self
+            .look_began
+            .map(|began| (Instant::now(), began.elapsed()));
         if !self.stage.is_last() {
             return Ok(());
         }
@@ -220,11 +258,14 @@ impl Work {
             self.rows = sampler.next_rows(facts.batch as usize);
             self.sampler = Some((step, sampler));
         }
-        let before: u32 = (0..micro).map(|micro| facts.pipeline.samples(facts.batch, micro)).sum();
+        let before: u32 = (0..micro)
+            .map(|micro| facts.pipeline.samples(facts.batch, micro))
+            .sum();
         let end = before + facts.pipeline.samples(facts.batch, micro);
         let rows = &self.rows[before as usize..end as usize];
-        let labels = rows.iter().flat_map(|row| data.train.batch_labels(*row)).collect();
-        Ok((data.train.batch(rows), labels))
+        let batch = data.train.batch(rows);
+        let labels = batch.labels();
+        Ok((batch, labels))
     }
 
     fn blocks(&self) -> std::ops::Range<u16> {
@@ -233,13 +274,21 @@ impl Work {
     }
 
     /// What a frame holds of the output of block `behind`.
-    fn activation(&self, worker: &Worker, frame: &[u8], behind: u16, samples: u32) -> Result<Activation, Stop> {
+    fn activation(
+        &self,
+        worker: &Worker,
+        frame: &[u8],
+        behind: u16,
+        samples: u32,
+    ) -> Result<Activation, Stop> {
         let shape = worker.facts.shape_behind(behind, samples);
         let n: i64 = shape.iter().product();
         let read = || {
             let head = Head::read(frame).map_err(|error| error.to_string())?;
             let precision = Precision::of(head.values).map_err(|error| error.to_string())?;
-            let bytes = precision.read(&frame[HEAD_BYTES..], n as usize).map_err(|error| error.to_string())?;
+            let bytes = precision
+                .read(&frame[HEAD_BYTES..], n as usize)
+                .map_err(|error| error.to_string())?;
             Activation::new(shape, bytes).map_err(|error| error.to_string())
         };
         read().map_err(|reason: String| {
@@ -268,14 +317,22 @@ fn failed(error: StageError) -> Stop {
 }
 
 fn label_bytes(labels: &[i64]) -> Vec<u8> {
-    labels.iter().flat_map(|label| label.to_le_bytes()).collect()
+    labels
+        .iter()
+        .flat_map(|label| label.to_le_bytes())
+        .collect()
 }
 
 fn read_labels(frame: Option<&[u8]>) -> Result<Vec<i64>, Stop> {
-    let body = frame.and_then(|frame| frame.get(HEAD_BYTES..)).ok_or(Stop::Broken)?;
+    let body = frame
+        .and_then(|frame| frame.get(HEAD_BYTES..))
+        .ok_or(Stop::Broken)?;
     let (labels, rest) = body.as_chunks::<8>();
     if rest.is_empty() {
-        Ok(labels.iter().map(|label| i64::from_le_bytes(*label)).collect())
+        Ok(labels
+            .iter()
+            .map(|label| i64::from_le_bytes(*label))
+            .collect())
     } else {
         Err(Stop::Broken)
     }

@@ -19,8 +19,8 @@ use tokio::sync::mpsc;
 
 use super::facts::Facts;
 use super::store::State;
+use crate::net::Inbound;
 use crate::net::Net;
-use crate::run::Packet;
 use work::Work;
 
 /// Commands that wait for the thread; the driver sends a handful per view.
@@ -61,10 +61,16 @@ pub(super) enum Event {
     Broken(Stamp),
     Stepped(Step),
     /// A copy of the own blocks at a line.
-    Copied { step: u64, states: Vec<(u16, State)> },
+    Copied {
+        step: u64,
+        states: Vec<(u16, State)>,
+    },
     Judged(Judged),
     LastStep(u64),
-    Refused { peer: PeerId, reason: String },
+    Refused {
+        peer: PeerId,
+        reason: String,
+    },
     Failed(String),
 }
 
@@ -97,7 +103,7 @@ pub(super) struct Worker {
     pub(super) net: Net,
     pub(super) runtime: tokio::runtime::Handle,
     pub(super) commands: mpsc::Receiver<Command>,
-    pub(super) frames: mpsc::Receiver<Packet>,
+    pub(super) frames: mpsc::Receiver<Inbound>,
     pub(super) events: mpsc::Sender<Event>,
     /// Commands that came while the thread waited for room.
     pub(super) postponed: VecDeque<Command>,
@@ -118,7 +124,7 @@ enum Stop {
 /// What woke the thread.
 enum Woken {
     Command(Option<Command>),
-    Frame(Option<Packet>),
+    Frame(Option<Inbound>),
     Lost,
 }
 
@@ -134,7 +140,10 @@ impl Worker {
                 Err(Stop::Broken) => {
                     if let Some(work) = &mut work
                         && !std::mem::replace(&mut work.is_broken, true)
-                        && self.events.blocking_send(Event::Broken(work.view.stamp)).is_err()
+                        && self
+                            .events
+                            .blocking_send(Event::Broken(work.view.stamp))
+                            .is_err()
                     {
                         return;
                     }
@@ -255,15 +264,26 @@ impl Worker {
     }
 
     /// Sorts a frame in; what does not belong is dropped.
-    fn take(&mut self, packet: Packet, work: &mut Option<Work>) {
-        let Packet { from, bytes, .. } = packet;
+    fn take(&mut self, packet: Inbound, work: &mut Option<Work>) {
+        let Inbound {
+            from, body: bytes, ..
+        } = packet;
         let Some(work) = work else { return };
         let refused = match Head::read(&bytes) {
             Ok(head) if head.view != work.key => return,
-            Ok(head) if !work.is_from(from, head.kind) => "its sender hosts no stage that sends it".to_owned(),
+            Ok(head) if !work.is_from(from, head.kind) => {
+                "its sender hosts no stage that sends it".to_owned()
+            }
             Ok(head) => {
                 work.bytes_in += bytes.len() as u64;
-                match work.flow.arrive(head.kind, head.step, head.micro, head.version, head.marks, bytes) {
+                match work.flow.arrive(
+                    head.kind,
+                    head.step,
+                    head.micro,
+                    head.version,
+                    head.marks,
+                    bytes,
+                ) {
                     Ok(()) => return,
                     Err(error) => error.to_string(),
                 }

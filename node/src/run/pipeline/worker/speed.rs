@@ -20,7 +20,10 @@ pub(super) struct Speed {
 impl Speed {
     /// Of a stage of blocks that take `times` per micro-batch.
     pub(super) fn new(times: &[BlockTime], micro_batches: u32) -> Self {
-        let sum: f64 = times.iter().map(|time| f64::from(time.forward_us) + f64::from(time.backward_us)).sum();
+        let sum: f64 = times
+            .iter()
+            .map(|time| f64::from(time.forward_us) + f64::from(time.backward_us))
+            .sum();
         Self {
             profiled: sum * f64::from(micro_batches) / 1e6,
             slowdown: None,
@@ -41,7 +44,10 @@ impl Speed {
 
     /// A step is made: what it computed and waited, and by how much the stage is slower than profiled.
     pub(super) fn stepped(&mut self) -> (Duration, Duration, f32) {
-        let (computing, waiting) = (std::mem::take(&mut self.computing), std::mem::take(&mut self.waiting));
+        let (computing, waiting) = (
+            std::mem::take(&mut self.computing),
+            std::mem::take(&mut self.waiting),
+        );
         let ratio = computing.as_secs_f64() / self.profiled;
         if ratio.is_finite() && ratio > 0.0 {
             let ratio = ratio as f32;

@@ -9,8 +9,7 @@ use skein_gossip::pipeline::frame::{HEAD_BYTES, Head, Kind};
 use skein_gossip::pipeline::message::View;
 use skein_gossip::pipeline::view_key;
 use skein_model::data::Sampler;
-use skein_model::stage::Stage;
-use skein_model::stage::state::BlockState;
+use skein_model::stage::{BlockState, Stage};
 use tokio::sync::mpsc;
 
 use super::super::outbox::Outbox;
@@ -50,9 +49,12 @@ pub(super) struct Work {
     pub(super) last_look: Option<(Instant, Duration)>,
 }
 
-
 impl Work {
-    pub(super) fn begin(worker: &Worker, view: Arc<View>, states: Option<Vec<(u16, State)>>) -> Result<Self, String> {
+    pub(super) fn begin(
+        worker: &Worker,
+        view: Arc<View>,
+        states: Option<Vec<(u16, State)>>,
+    ) -> Result<Self, String> {
         let Some((number, own)) = view.plan.stage_of(worker.me) else {
             return Err("the view names no stage for this peer".into());
         };
@@ -60,15 +62,22 @@ impl Work {
         let blocks = own.blocks.clone();
         let mut stage = facts.stage(blocks.clone())?;
         for (block, bytes) in states.into_iter().flatten() {
-            let layout = facts.blocks.get(usize::from(block)).ok_or("a copy of a block that the model does not have")?;
+            let layout = facts
+                .blocks
+                .get(usize::from(block))
+                .ok_or("a copy of a block that the model does not have")?;
             let state = BlockState::decode(&bytes, layout).map_err(|error| error.to_string())?;
-            stage.load_block(&state).map_err(|error| error.to_string())?;
+            stage
+                .load_block(&state)
+                .map_err(|error| error.to_string())?;
         }
         let n_stages = view.plan.stages.len();
         let shape = facts.pipeline.shape(number, n_stages, facts.looks);
         // One notice of a loss is enough.
         let (lost_sender, lost) = mpsc::channel(1);
-        let times = worker.times.get(usize::from(blocks.start)..usize::from(blocks.end));
+        let times = worker
+            .times
+            .get(usize::from(blocks.start)..usize::from(blocks.end));
         Ok(Self {
             key: view_key(view.stamp),
             number,
@@ -101,7 +110,9 @@ impl Work {
             Kind::Backward => Some(self.number + 1),
             Kind::Labels | Kind::LookLabels => Some(0),
         };
-        sender.and_then(|stage| self.view.plan.stages.get(stage)).is_some_and(|stage| stage.host == from)
+        sender
+            .and_then(|stage| self.view.plan.stages.get(stage))
+            .is_some_and(|stage| stage.host == from)
     }
 
     /// The first stage judges the model from time to time, and after the last step.
@@ -112,7 +123,9 @@ impl Work {
         let next = self.flow.next_step() + 1;
         let is_time = match worker.look_every {
             Some(every) => next % every == 0,
-            None => self.last_look.is_none_or(|(at, took)| took.as_secs_f64() <= LOOK_SHARE * at.elapsed().as_secs_f64()),
+            None => self.last_look.is_none_or(|(at, took)| {
+                took.as_secs_f64() <= LOOK_SHARE * at.elapsed().as_secs_f64()
+            }),
         };
         if is_time || self.last == Some(next) {
             self.flow.want_look();
@@ -120,7 +133,14 @@ impl Work {
     }
 
     /// Sends what follows the head to the host of `stage`; waits for room, and lets the driver interrupt that.
-    pub(super) fn send(&mut self, worker: &mut Worker, stage: usize, head: &Head, body: &[u8], is_exact: bool) -> Result<(), Stop> {
+    pub(super) fn send(
+        &mut self,
+        worker: &mut Worker,
+        stage: usize,
+        head: &Head,
+        body: &[u8],
+        is_exact: bool,
+    ) -> Result<(), Stop> {
         let Some(host) = self.view.plan.stages.get(stage).map(|stage| stage.host) else {
             return Ok(());
         };
@@ -148,7 +168,11 @@ impl Work {
     }
 
     /// Waits for room in a queue.
-    async fn room<'a>(&mut self, worker: &mut Worker, queue: &'a Queue) -> Result<mpsc::Permit<'a, Vec<u8>>, Stop> {
+    async fn room<'a>(
+        &mut self,
+        worker: &mut Worker,
+        queue: &'a Queue,
+    ) -> Result<mpsc::Permit<'a, Vec<u8>>, Stop> {
         loop {
             tokio::select! {
                 biased;

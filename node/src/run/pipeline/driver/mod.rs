@@ -1,0 +1,443 @@
+//! The driver of a pipeline job on this peer: joins the agreement, the stage's thread, the copies and the network.
+//!
+//! It decides nothing itself. Loading, measuring, fetching, packing and disk work run elsewhere and report back as [`Done`], so
+//! that beats are never late.
+
+mod fetching;
+mod outputs;
+mod working;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use skein_gossip::ids::{Digest, PeerId};
+use skein_gossip::message::{self, StateRequest, StateResponse};
+use skein_gossip::pipeline::agreement::{Agreement, Input, Want};
+use skein_gossip::pipeline::message::{DataShape, Message};
+use skein_gossip::time::Tick;
+use skein_gossip::wire::codec;
+use skein_model::data::Splits;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::facts::Facts;
+use super::figures::Figures;
+use super::planner::CutPlanner;
+use super::prepare::{self, Loaded, Prepared};
+use super::store::{Copies, State};
+use super::worker::{self, Command, Worker};
+use crate::control::JobStatus;
+use crate::net::Inbound;
+use crate::net::Lane;
+use crate::run::driver::{Event, JobContext};
+use crate::run::journal::{Entry, Journal};
+
+/// Slow work that has come back.
+pub(super) enum Done {
+    Loaded(Loaded),
+    Prepared(Result<Box<Prepared>, String>),
+    Fetched(Want, Result<Vec<(u16, State)>, String>),
+    Saved(Result<u64, String>),
+    Finished(Result<Digest, String>),
+}
+
+/// A job that this peer takes part in.
+pub(super) struct Running {
+    pub(super) agreement: Agreement,
+    pub(super) facts: Arc<Facts>,
+    pub(super) copies: Copies,
+    commands: mpsc::Sender<Command>,
+    /// Commands that the thread has no room for yet; a handful per view.
+    orders: VecDeque<Command>,
+    events: mpsc::Receiver<worker::Event>,
+    saved: (Instant, u64),
+    saving: bool,
+    /// The thread is gone.
+    ended: bool,
+}
+
+pub(super) struct Driver {
+    pub(super) context: JobContext,
+    started: Instant,
+    pub(super) journal: Journal,
+    pub(super) figures: Figures,
+    pub(super) running: Option<Running>,
+    /// Until the job runs: the data, peers that are connected, frames for the stage.
+    data: Option<Arc<Splits>>,
+    shape: Option<DataShape>,
+    preparing: bool,
+    connected: Vec<PeerId>,
+    frames: Option<mpsc::Receiver<Inbound>>,
+    done: mpsc::Sender<Done>,
+    status: watch::Sender<JobStatus>,
+    status_sent: Instant,
+    closed: bool,
+}
+
+/// What a job shows before anything has happened.
+pub(super) fn first_status(context: &JobContext) -> JobStatus {
+    Figures::new(&context.file).status(context, None, context.connected.len())
+}
+
+/// Runs a job until the node leaves; a closed job stays, to tell latecomers.
+pub(super) async fn run(
+    context: JobContext,
+    mut events: mpsc::Receiver<Event>,
+    frames: mpsc::Receiver<Inbound>,
+    status: watch::Sender<JobStatus>,
+) {
+    let (done, mut dones) = mpsc::channel(16);
+    let result = context.folder.result();
+    let started = Instant::now();
+    let mut driver = Driver {
+        journal: Journal::open(&context.folder.journal()),
+        figures: Figures::new(&context.file),
+        started,
+        running: None,
+        data: None,
+        shape: None,
+        preparing: false,
+        connected: context.connected.clone(),
+        frames: Some(frames),
+        done,
+        status,
+        status_sent: started,
+        closed: result.is_some(),
+        context,
+    };
+    match result {
+        Some(result) => driver.figures.closed_before(result),
+        None => driver.load(),
+    }
+    let mut second = tokio::time::interval(Duration::from_millis(500));
+    second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let wakeup = match &driver.running {
+            Some(running) => started + Duration::from_micros(running.agreement.next_wakeup().0),
+            None => Instant::now() + Duration::from_secs(1),
+        };
+        let worked = async {
+            match &mut driver.running {
+                Some(running) if !running.ended => running.events.recv().await,
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            event = events.recv() => match event {
+                Some(Event::Leave(reply)) => {
+                    driver.leave().await;
+                    let _ = reply.send(());
+                    return;
+                }
+                Some(event) => driver.on_event(event),
+                None => return,
+            },
+            Some(done) = dones.recv() => driver.on_done(done),
+            event = worked => match event {
+                Some(event) => driver.on_worked(event),
+                None => driver.work_ended(),
+            },
+            _ = second.tick() => driver.every_half_second(),
+            () = tokio::time::sleep_until(wakeup.into()) => driver.input(Input::Tick),
+        }
+        driver.carry_out();
+        driver.tell_status();
+    }
+}
+
+impl Driver {
+    fn now(&self) -> Tick {
+        Tick(self.started.elapsed().as_micros() as u64)
+    }
+
+    pub(super) fn input(&mut self, input: Input) {
+        let now = self.now();
+        if let Some(running) = &mut self.running {
+            running.agreement.handle(now, input);
+        }
+    }
+
+    fn load(&mut self) {
+        let (file, private, done) = (
+            self.context.file.clone(),
+            self.context.private.clone(),
+            self.done.clone(),
+        );
+        tokio::task::spawn_blocking(move || {
+            let _ = done.blocking_send(Done::Loaded(prepare::load(&file, &private)));
+        });
+    }
+
+    /// Measures the device, once it is known what the data looks like.
+    fn prepare(&mut self) {
+        let Some(shape) = self.shape.clone() else {
+            return;
+        };
+        if std::mem::replace(&mut self.preparing, true) {
+            return;
+        }
+        let (file, data, done) = (
+            self.context.file.clone(),
+            self.data.clone(),
+            self.done.clone(),
+        );
+        let (copies, memory) = (self.context.folder.copies(), self.context.memory);
+        tokio::task::spawn_blocking(move || {
+            let prepared = prepare::prepare(&file, &shape, data, &copies, memory);
+            let _ = done.blocking_send(Done::Prepared(prepared.map(Box::new)));
+        });
+    }
+
+    fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Connected(peer) => {
+                self.connected.push(peer);
+                self.input(Input::Connected(peer));
+            }
+            Event::Disconnected(peer) => {
+                self.connected.retain(|connected| *connected != peer);
+                self.input(Input::Disconnected(peer));
+            }
+            Event::Message(from, message) => match message {
+                message::Message::Pipeline(_, message) => self.on_message(from, message),
+                message::Message::Leaving(_) => self.input(Input::Leaving(from)),
+                message::Message::Stop(_, reason) => self.input(Input::StopHolds(reason)),
+                // Of a job that exchanges; this one is none.
+                _ => {}
+            },
+            Event::State(request, reply) => self.serve(request, reply),
+            Event::Ask(question) => super::finish::question(self, question),
+            Event::Stop(reason) => {
+                let stop = message::Message::Stop(self.context.id, reason.clone());
+                for peer in self.connected.clone() {
+                    self.send(peer, &stop);
+                }
+                self.input(Input::StopHolds(reason));
+            }
+            Event::Leave(_) => {}
+        }
+    }
+
+    fn on_message(&mut self, from: PeerId, message: Message) {
+        match message {
+            Message::Beat(beat) => self.input(Input::Beat(from, beat)),
+            Message::View(view) => self.input(Input::View(from, view)),
+            Message::Profile(profile) => {
+                if let (None, Some(shape)) = (&self.shape, &profile.data) {
+                    self.shape = Some(shape.clone());
+                    self.prepare();
+                }
+                self.input(Input::Profile(from, profile));
+            }
+        }
+    }
+
+    fn on_done(&mut self, done: Done) {
+        match done {
+            Done::Loaded(loaded) => {
+                self.figures.no_data = loaded.reason;
+                self.data = loaded.data;
+                self.shape = loaded.shape.or(self.shape.take());
+                self.prepare();
+            }
+            Done::Prepared(Ok(prepared)) => self.begin(*prepared),
+            Done::Prepared(Err(reason)) => self.fail(reason),
+            Done::Fetched(want, outcome) => self.on_fetched(want, outcome),
+            Done::Saved(outcome) => self.on_saved(outcome),
+            Done::Finished(Ok(digest)) => {
+                self.figures.finished(digest);
+                self.input(Input::Finished(digest));
+            }
+            Done::Finished(Err(reason)) => self.fail(reason),
+        }
+    }
+
+    /// This peer takes part from now on.
+    fn begin(&mut self, prepared: Prepared) {
+        let Prepared {
+            facts,
+            data,
+            profile,
+            copies,
+            skipped,
+        } = prepared;
+        let Some(frames) = self.frames.take() else {
+            return;
+        };
+        let file = &self.context.file;
+        let config =
+            file.strategy
+                .pipeline
+                .agreement(facts.n_blocks(), file.start.peers, file.stop.steps);
+        let planner = Box::new(CutPlanner::new(Arc::clone(&facts)));
+        let me = self.context.net.local();
+        let agreement = Agreement::new(config, me, self.context.instance, self.now(), planner);
+        let (commands, command_queue) = mpsc::channel(worker::COMMANDS);
+        let (event_queue, events) = mpsc::channel(worker::EVENTS);
+        let thread = Worker {
+            job: self.context.id,
+            me,
+            facts: Arc::clone(&facts),
+            data,
+            times: profile.blocks.clone(),
+            look_every: file.evaluate.every,
+            net: self.context.net.clone(),
+            runtime: tokio::runtime::Handle::current(),
+            commands: command_queue,
+            frames,
+            events: event_queue,
+            postponed: VecDeque::new(),
+        };
+        let spawned = std::thread::Builder::new()
+            .name("stage".into())
+            .spawn(move || thread.run());
+        if let Err(error) = spawned {
+            return self.fail(format!("no thread for the stage: {error}"));
+        }
+        let held = copies.held(facts.n_blocks());
+        let newest = held.first().map_or(0, |held| held.step);
+        self.journal.write(&Entry::Opened {
+            peer: me.to_string(),
+            name: &self.context.file.name,
+            step: newest,
+            samples: newest * u64::from(facts.batch),
+            digest: String::new(),
+            skipped_checkpoints: &skipped,
+        });
+        self.figures.prepared(&facts);
+        self.running = Some(Running {
+            agreement,
+            facts,
+            copies,
+            commands,
+            orders: VecDeque::new(),
+            events,
+            saved: (Instant::now(), newest),
+            saving: false,
+            ended: false,
+        });
+        for peer in self.connected.clone() {
+            self.input(Input::Connected(peer));
+        }
+        self.input(Input::Prepared {
+            has_data: self.data.is_some(),
+            profile,
+            held,
+        });
+    }
+
+    fn work_ended(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.ended = true;
+        }
+        if !self.closed {
+            self.fail("the stage's thread has ended".into());
+        }
+    }
+
+    /// Where slow work reports back.
+    pub(super) fn done(&self) -> mpsc::Sender<Done> {
+        self.done.clone()
+    }
+
+    /// The job is over: the thread ends, memory is given back.
+    pub(super) fn end_work(&mut self) {
+        self.closed = true;
+        if let Some(running) = &mut self.running {
+            running.copies.forget(u64::MAX);
+            if running.commands.try_send(Command::End).is_err() {
+                tracing::debug!("the stage's thread is busy; it ends with the process");
+            }
+        }
+    }
+
+    pub(super) fn send(&self, to: PeerId, message: &message::Message) {
+        if let Err(error) = self
+            .context
+            .net
+            .send(to, Lane::Control, codec::encode(message))
+        {
+            tracing::debug!(peer = %to.short(), %error, "message not sent");
+        }
+    }
+
+    pub(super) fn fail(&mut self, reason: String) {
+        tracing::warn!(job = %self.context.id.short(), reason, "this peer cannot go on");
+        self.journal.write(&Entry::Failed { reason: &reason });
+        self.figures.failure = Some(reason.clone());
+        self.input(Input::Unable(reason));
+    }
+
+    /// Answers a peer that asks for copies or for the finished model.
+    fn serve(&mut self, request: StateRequest, reply: oneshot::Sender<Vec<u8>>) {
+        let refuse = |reason: &str| codec::encode(&StateResponse::Unavailable(reason.into()));
+        match request {
+            StateRequest::Blocks {
+                first,
+                end,
+                step,
+                have,
+                ..
+            } => self.give_blocks(first..end, step, have, reply),
+            StateRequest::Weights { digest, .. } => {
+                super::finish::give_weights(self, digest, reply)
+            }
+            StateRequest::Replica { .. } | StateRequest::Chunk { .. } => {
+                let _ = reply.send(refuse(
+                    "this job trains as a pipeline; no peer holds a replica",
+                ));
+            }
+        }
+    }
+
+    fn every_half_second(&mut self) {
+        self.input(Input::Tick);
+        self.journal.flush();
+        self.context.blobs.expire();
+        self.save_if_due();
+        let Some(running) = &self.running else { return };
+        let samples = running.agreement.step() * u64::from(running.facts.batch);
+        self.figures.sample_rate(samples);
+        if let Some(reason) = self.figures.stop_holds(samples) {
+            self.input(Input::StopHolds(reason));
+        }
+    }
+
+    /// Tells users how the job stands, at most ten times a second.
+    fn tell_status(&mut self) {
+        if self.status_sent.elapsed() < Duration::from_millis(100) && !self.closed {
+            return;
+        }
+        self.status_sent = Instant::now();
+        let status =
+            self.figures
+                .status(&self.context, self.running.as_ref(), self.connected.len());
+        self.status.send_if_modified(|told| {
+            let is_news = *told != status;
+            *told = status;
+            is_news
+        });
+    }
+
+    /// Tells the others, and saves what is held.
+    async fn leave(&mut self) {
+        for peer in self.connected.clone() {
+            self.send(peer, &message::Message::Leaving(self.context.id));
+        }
+        self.save_and_wait().await;
+        self.journal.flush();
+    }
+}
+
+/// Work done so far by peer, from their beats.
+pub(super) fn contributions(
+    agreement: &Agreement,
+    me: PeerId,
+) -> BTreeMap<PeerId, skein_gossip::view::Contribution> {
+    let others = agreement
+        .beats()
+        .map(|(peer, beat)| (peer, beat.contribution));
+    others
+        .chain([(me, agreement.own_beat().contribution)])
+        .collect()
+}

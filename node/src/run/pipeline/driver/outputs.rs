@@ -1,0 +1,125 @@
+//! Carries out what the agreement decides.
+
+use std::sync::Arc;
+
+use skein_gossip::message;
+use skein_gossip::pipeline::agreement::Output;
+use skein_gossip::pipeline::message::{Message, View};
+use skein_gossip::wire::codec;
+
+use super::super::finish;
+use super::super::worker::Command;
+use super::Driver;
+use crate::net::Lane;
+use crate::run::journal::{Cut, Entry};
+
+impl Driver {
+    /// Everything that has come out of the agreement.
+    pub(super) fn carry_out(&mut self) {
+        loop {
+            let Some(running) = &mut self.running else {
+                return;
+            };
+            let Some(output) = running.agreement.poll() else {
+                break;
+            };
+            let job = self.context.id;
+            match output {
+                Output::SendBeat(peers, beat) => {
+                    let bytes =
+                        codec::encode(&message::Message::Pipeline(job, Message::Beat(beat)));
+                    for peer in peers {
+                        if let Err(error) =
+                            self.context.net.send(peer, Lane::Control, bytes.clone())
+                        {
+                            tracing::debug!(peer = %peer.short(), %error, "beat not sent");
+                        }
+                    }
+                }
+                Output::SendView(peer, view) => {
+                    self.send(peer, &message::Message::Pipeline(job, Message::View(view)))
+                }
+                Output::SendProfile(peer, profile) => {
+                    self.send(
+                        peer,
+                        &message::Message::Pipeline(job, Message::Profile(profile)),
+                    );
+                }
+                Output::Halt(view) => {
+                    self.order(Command::Halt);
+                    self.write_view(&view);
+                }
+                Output::Until(view) => {
+                    let (next, step) = (view.stamp, view.from);
+                    self.order(Command::Until { next, step });
+                    self.write_view(&view);
+                }
+                Output::Switch(view) => self.switch(view),
+                Output::Feed { until, .. } => self.order(Command::Feed { until }),
+                Output::Safe(step) => {
+                    self.order(Command::Safe(step));
+                    self.journal.write(&Entry::Recoverable { step });
+                }
+                Output::Forget(step) => running.copies.forget(step),
+                Output::Fetch(want) => self.fetch(want),
+                Output::ChooseLastStep => self.order(Command::ChooseLastStep),
+                Output::Finish(step) => finish::make(self, step),
+                Output::Closed => finish::close(self),
+            }
+        }
+        self.give_orders();
+    }
+
+    /// Puts a command into the line for the stage's thread.
+    fn order(&mut self, command: Command) {
+        if let Some(running) = &mut self.running {
+            running.orders.push_back(command);
+        }
+    }
+
+    pub(super) fn give_orders(&mut self) {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        while let Some(command) = running.orders.pop_front() {
+            if let Err(error) = running.commands.try_send(command) {
+                running.orders.push_front(error.into_inner());
+                return;
+            }
+        }
+    }
+
+    fn switch(&mut self, view: Arc<View>) {
+        let Some(running) = &self.running else { return };
+        let Some((_, stage)) = view.plan.stage_of(self.context.net.local()) else {
+            return;
+        };
+        let states = (view.from > 0).then(|| {
+            let state = |block: u16| Some((block, running.copies.get(view.from, block)?));
+            stage.blocks.clone().filter_map(state).collect()
+        });
+        self.order(Command::Switch { view, states });
+    }
+
+    fn write_view(&mut self, view: &View) {
+        self.figures.adopted();
+        let members = view.members.iter().map(|member| member.short()).collect();
+        self.journal.write(&Entry::View {
+            number: view.stamp.number,
+            steward: view.stamp.steward.short(),
+            members,
+            global_batch: u64::from(self.context.file.train.batch),
+            batches: Vec::new(),
+        });
+        let cut = |stage: &skein_gossip::pipeline::plan::Stage| Cut {
+            host: stage.host.short(),
+            first: stage.blocks.start,
+            end: stage.blocks.end,
+        };
+        self.journal.write(&Entry::Cut {
+            view: view.stamp.number,
+            from_step: view.from,
+            stages: view.plan.stages.iter().map(cut).collect(),
+        });
+    }
+}

@@ -1,0 +1,131 @@
+//! The end of a pipeline job on this peer: the model is put together of its blocks, written, and given to who asks.
+
+use std::sync::Arc;
+
+use skein_gossip::ids::Digest;
+use skein_gossip::message::StateResponse;
+use skein_gossip::wire::codec;
+use skein_model::checkpoint;
+use skein_model::snapshot::Snapshot;
+use skein_model::stage::{BlockState, assemble};
+use tokio::sync::oneshot;
+
+use super::driver::{Done, Driver};
+use super::facts::Facts;
+use super::store::State;
+use crate::control::ErrorCode;
+use crate::run::journal::Entry;
+use crate::run::serve::{self, Question};
+
+fn snapshot_of(facts: &Facts, states: &[(u16, State)]) -> Result<Snapshot, String> {
+    let decode = |(block, bytes): &(u16, State)| {
+        let layout = facts
+            .blocks
+            .get(usize::from(*block))
+            .ok_or("a block that the model does not have")?;
+        BlockState::decode(bytes, layout).map_err(|error| error.to_string())
+    };
+    let states = states
+        .iter()
+        .map(decode)
+        .collect::<Result<Vec<_>, String>>()?;
+    assemble(&facts.blocks, states).map_err(|error| error.to_string())
+}
+
+/// Makes the model of the blocks at the last step, and writes it.
+pub(super) fn make(driver: &mut Driver, step: u64) {
+    let Some(running) = &driver.running else {
+        return;
+    };
+    let reason = running
+        .agreement
+        .stop()
+        .map_or_else(|| format!("stop.steps = {step} reached"), str::to_owned);
+    driver.journal.write(&Entry::Ending { reason: &reason });
+    let (facts, states) = (Arc::clone(&running.facts), running.copies.line(step));
+    let (path, done) = (driver.context.folder.model(), driver.done());
+    tokio::task::spawn_blocking(move || {
+        let made = || {
+            let snapshot = snapshot_of(&facts, &states)?;
+            let exported =
+                checkpoint::export(&path, &snapshot, &facts.layout, &facts.normalisation());
+            exported.map_err(|error| error.to_string())?;
+            Ok(Digest(snapshot.weights_hash()))
+        };
+        let _ = done.blocking_send(Done::Finished(made()));
+    });
+}
+
+/// Writes the result; memory is given back.
+pub(super) fn close(driver: &mut Driver) {
+    let me = driver.context.net.local();
+    let Some(running) = &driver.running else {
+        return;
+    };
+    let result = driver.figures.close(running, me);
+    if let Err(error) = driver.context.folder.save_result(&result) {
+        tracing::error!(%error, "result not written");
+        driver.figures.failure = Some(error.to_string());
+    }
+    driver.journal.write(&Entry::Closed {
+        reason: &result.reason,
+        digest: result.best.as_ref().map(|best| best.hash.to_string()),
+        winner: result.best.as_ref().map(|best| best.peer.0.short()),
+        val_accuracy: result
+            .best
+            .as_ref()
+            .and_then(|best| best.accuracy)
+            .map(|accuracy| accuracy as f32),
+    });
+    driver.journal.flush();
+    driver.end_work();
+}
+
+/// Gives the finished model's weights to a peer.
+pub(super) fn give_weights(driver: &Driver, digest: Digest, reply: oneshot::Sender<Vec<u8>>) {
+    let (blobs, path, model) = (
+        driver.context.blobs.clone(),
+        driver.context.folder.model(),
+        driver.context.file.model.clone(),
+    );
+    tokio::task::spawn_blocking(move || {
+        let answer = match serve::agreed_weights(&path, &model, digest) {
+            Ok(snapshot) => StateResponse::Manifest(blobs.offer(
+                crate::run::threads::encode_weights(&snapshot),
+                0,
+                0,
+            )),
+            Err(reason) => StateResponse::Unavailable(reason),
+        };
+        let _ = reply.send(codec::encode(&answer));
+    });
+}
+
+/// Answers a user of this node: of a job that runs, from the copies held; of one that is over, from the model's file.
+pub(super) fn question(driver: &Driver, question: Question) {
+    if driver
+        .context
+        .folder
+        .result()
+        .is_some_and(|result| result.best.is_some())
+    {
+        return serve::of_finished(&driver.context, question);
+    }
+    let refuse = |why: &str| {
+        serve::failure(
+            ErrorCode::Refused,
+            format!(
+                "job {} has no whole model here: {why}",
+                driver.context.id.short()
+            ),
+        )
+    };
+    let reason = match &driver.running {
+        Some(running) if running.agreement.view().is_some() => {
+            "it is cut into stages on several peers; every peer gets it when the job ends (`skein stop` ends it)"
+        }
+        _ => "nothing is trained yet",
+    };
+    let (Question::Export(_, reply) | Question::Evaluate(reply)) = question;
+    let _ = reply.send(refuse(reason));
+}
