@@ -11,6 +11,7 @@ mod faults;
 mod joining;
 mod kills;
 mod methods;
+mod pipeline;
 mod restart;
 mod same_loss;
 mod training;

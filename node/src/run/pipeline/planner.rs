@@ -120,6 +120,19 @@ impl CutPlanner {
         Some((slowest, Plan { stages }))
     }
 
+    /// PipeDream's cut: by the times on the first device, as if all were like it.
+    fn as_if_alike(&self, order: &[&Candidate]) -> Option<Plan> {
+        let first = order.first()?;
+        let alike = order.iter().map(|candidate| Candidate {
+            peer: candidate.peer,
+            slowdown: 1.0,
+            ..(*first).clone()
+        });
+        let alike: Vec<Candidate> = alike.collect();
+        let (_, plan) = self.cut(&alike.iter().collect::<Vec<_>>())?;
+        Some(plan)
+    }
+
     fn orders<'a>(&self, candidates: &'a [Candidate]) -> Vec<Vec<&'a Candidate>> {
         let usable: Vec<&Candidate> = candidates
             .iter()
@@ -163,22 +176,51 @@ fn extend_orders<'a>(
     }
 }
 
+/// Stages of equally many blocks for this order of candidates.
+fn equal(order: &[&Candidate], n_blocks: usize) -> Option<Plan> {
+    let n = order.len();
+    if n == 0 || n > n_blocks {
+        return None;
+    }
+    let stage = |(k, candidate): (usize, &&Candidate)| Stage {
+        host: candidate.peer,
+        blocks: (k * n_blocks / n) as u16..((k + 1) * n_blocks / n) as u16,
+    };
+    Some(Plan {
+        stages: order.iter().enumerate().map(stage).collect(),
+    })
+}
+
+/// All usable candidates, a holder of the data first.
+fn all_in_order(candidates: &[Candidate]) -> Vec<&Candidate> {
+    let mut order: Vec<&Candidate> = candidates
+        .iter()
+        .filter(|candidate| candidate.profile.is_some())
+        .collect();
+    order.sort_by_key(|candidate| (!candidate.has_data, candidate.peer));
+    order
+}
+
 impl Planner for CutPlanner {
     fn plan(&self, candidates: &[Candidate]) -> Result<Planned, String> {
-        let mut best: Option<Planned> = None;
-        for order in self.orders(candidates) {
-            let cut = match self.facts.pipeline.cut {
-                Cut::Measured => self.cut(&order),
-                Cut::Equal | Cut::Pipedream => None,
-            };
-            let Some((_, plan)) = cut else { continue };
-            let Some(step_us) = self.step_us(&plan, candidates) else {
-                continue;
-            };
-            if best.as_ref().is_none_or(|best| step_us < best.step_us) {
-                best = Some(Planned { plan, step_us });
-            }
-        }
+        let n_blocks = self.facts.blocks.len();
+        let mut all = all_in_order(candidates);
+        all.truncate(n_blocks);
+        let plans: Vec<Plan> = match self.facts.pipeline.cut {
+            Cut::Measured => self
+                .orders(candidates)
+                .iter()
+                .filter_map(|order| self.cut(order))
+                .map(|(_, plan)| plan)
+                .collect(),
+            Cut::Equal => equal(&all, n_blocks).into_iter().collect(),
+            Cut::Pipedream => self.as_if_alike(&all).into_iter().collect(),
+        };
+        let priced = plans.into_iter().filter_map(|plan| {
+            let step_us = self.step_us(&plan, candidates)?;
+            Some(Planned { plan, step_us })
+        });
+        let best = priced.min_by(|a, b| a.step_us.total_cmp(&b.step_us));
         best.ok_or_else(|| "no cut of the model fits the memory of the peers that are here".into())
     }
 
