@@ -24,9 +24,16 @@ impl Agreement {
 
     pub(super) fn on_gone(&mut self, peer: PeerId) {
         self.membership.disconnected(peer);
-        // Frames to or from it may be lost; should it be back at once, the view is still broken.
-        if let Some(view) = &self.view
-            && self.own.in_place
+        self.lost_frames(peer);
+    }
+
+    /// Frames to or from `peer` may be lost; should it be back at once, the view is still broken.
+    fn lost_frames(&mut self, peer: PeerId) {
+        let in_work = match self.own.in_place {
+            true => self.view.as_ref(),
+            false => self.previous.as_ref(),
+        };
+        if let Some(view) = in_work
             && view.plan.stage_of(self.me).is_some()
             && view.plan.stage_of(peer).is_some()
         {
@@ -69,6 +76,10 @@ impl Agreement {
                     .push_back(Output::SendProfile(peer, Arc::clone(profile)));
             }
         }
+        let is_another = |heard: &Heard| heard.beat.instance != beat.instance;
+        if self.heard.get(&peer).is_some_and(is_another) {
+            self.lost_frames(peer);
+        }
         self.learn(&beat);
         let holding = Holding::from_runs(&beat.held, self.config.n_blocks);
         let stamp = beat.view;
@@ -88,7 +99,10 @@ impl Agreement {
             self.own.stop = Some(reason.clone());
             self.is_news = true;
         }
-        if self.config.last_step.is_none() && beat.last_step > self.own.last_step {
+        if self.config.last_step.is_none()
+            && beat.last_step > self.own.last_step
+            && !matches!(self.own.standing, Standing::Finished(_))
+        {
             self.own.last_step = beat.last_step;
             self.is_news = true;
         }

@@ -117,7 +117,7 @@ pub struct Agreement {
     heard: BTreeMap<PeerId, Heard>,
     own: Own,
     view: Option<Arc<View>>,
-    /// The view whose line everybody works towards or from, before `view`.
+    /// The view before, where it goes on until the line at which `view` begins.
     previous: Option<Arc<View>>,
     switching: Option<Stamp>,
     fed: Option<Stamp>,
@@ -190,7 +190,9 @@ impl Agreement {
     /// Takes an input and does all that follows from it.
     pub fn handle(&mut self, now: Tick, input: Input) {
         self.now = now;
-        self.membership.tick(now);
+        if self.membership.tick(now) {
+            self.lead.was_away(now);
+        }
         match input {
             Input::Connected(peer) => self.on_connected(peer),
             Input::Disconnected(peer) => self.on_gone(peer),
@@ -303,19 +305,25 @@ impl Agreement {
         {
             return;
         }
-        let was_working = self.own.in_place;
         let before = self.view.replace(Arc::clone(&view));
-        if was_working {
-            self.previous = before;
-        }
-        let goes_on = was_working
-            && view.from > self.own.step
-            && self
-                .previous
-                .as_ref()
-                .is_some_and(|before| self.all_alive(before));
+        let before = before.filter(|before| view.after == Some(before.stamp));
+        let must_go_on = before
+            .as_ref()
+            .is_some_and(|before| before.plan.stage_of(self.me).is_some());
+        self.previous = before.filter(|before| self.own.in_place && self.all_alive(before));
+        let goes_on = self.previous.is_some();
         self.own.in_place = false;
-        self.own.is_broken = false;
+        self.own.is_broken = must_go_on && (self.own.is_broken || !goes_on);
+        if view.after.is_none() {
+            self.safe = self.safe.min(view.from);
+            self.safe_before = self.safe_before.min(view.from);
+            self.forgotten = self.forgotten.min(view.from);
+        }
+        for host in view.plan.hosts() {
+            if host != self.me && !self.heard.contains_key(&host) {
+                self.membership.expect(self.now, host);
+            }
+        }
         self.switching = None;
         self.chose_last = false;
         self.lead.adopted(self.now);
@@ -340,9 +348,13 @@ impl Agreement {
             match view.plan.stage_of(self.me) {
                 None => {
                     self.own.in_place = true;
+                    self.own.step = view.from;
                     self.is_news = true;
                 }
-                Some((_, stage)) if self.own.holding.has_all(view.from, stage.blocks.clone()) => {
+                Some((_, stage))
+                    if self.own.holding.has_all(view.from, stage.blocks.clone())
+                        && self.has_made(view.from) =>
+                {
                     self.switching = Some(view.stamp);
                     self.outputs.push_back(Output::Switch(view.clone()));
                 }
@@ -362,6 +374,13 @@ impl Agreement {
                 until,
             });
         }
+    }
+
+    /// Whether the own stage of the view before has come to the line `from`: until then others need its work.
+    fn has_made(&self, from: u64) -> bool {
+        let before = self.previous.as_ref();
+        let stage = before.and_then(|before| before.plan.stage_of(self.me));
+        stage.is_none_or(|(_, stage)| self.own.holding.has_all(from, stage.blocks.clone()))
     }
 
     fn on_in_place(&mut self, stamp: Stamp) {
@@ -508,11 +527,12 @@ impl Agreement {
 
     /// Steps made, as far as is known.
     pub fn step(&self) -> u64 {
-        let first = self.view.as_ref().and_then(|view| view.plan.hosts().next());
-        let heard = first
-            .and_then(|first| self.heard.get(&first))
-            .map_or(0, |heard| heard.beat.step);
-        self.own.step.max(heard)
+        let alive = self
+            .heard
+            .iter()
+            .filter(|(peer, _)| self.membership.is_alive(self.now, **peer));
+        let heard = alive.map(|(_, heard)| heard.beat.step).max();
+        self.own.step.max(heard.unwrap_or(0))
     }
 
     /// The newest judgement known.
