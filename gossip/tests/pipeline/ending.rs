@@ -29,9 +29,11 @@ fn a_first_stage_that_dies_after_it_named_the_last_step_leaves_one_end() {
                     world.config.last_step = None;
                     world.line_every = 1 + times % 3;
                     let at = world.between(1300, 1700) * MS;
-                    let who = id(1 + world.between(0, 3) as u8);
+                    // Two are asked: what only a peer knows that dies is not known.
+                    let who = 1 + world.between(0, 3) as u8;
                     world.run(at);
-                    world.at(at, Event::Stop(who));
+                    world.at(at, Event::Stop(id(who)));
+                    world.at(at + 5 * MS, Event::Stop(id(1 + who % 4)));
                     world.passed.clear();
                     world.kill_points.push((id(victim), point, times));
                     world.run_to_the_end(20 * SECOND);

@@ -11,6 +11,8 @@ use crate::view::Stamp;
 
 /// A peer that beats with an old view is told the new one at most this often.
 const TELL_AGAIN: Duration = Duration::from_millis(300);
+/// The steward is told the own profile again so often: the message may have been lost.
+const PROFILE_AGAIN: Duration = Duration::from_secs(5);
 
 impl Agreement {
     pub(super) fn on_connected(&mut self, peer: PeerId) {
@@ -137,8 +139,22 @@ impl Agreement {
         dead.is_some_and(|peer| self.heard.remove(&peer).is_some())
     }
 
+    fn profile_again(&mut self) {
+        if self.now < self.next_profile {
+            return;
+        }
+        self.next_profile = self.now + PROFILE_AGAIN;
+        if let Some(profile) = &self.own.profile
+            && let Some(steward) = self.steward().filter(|steward| *steward != self.me)
+        {
+            let profile = Arc::clone(profile);
+            self.outputs.push_back(Output::SendProfile(steward, profile));
+        }
+    }
+
     /// Beats when it is time or there is news.
     pub(super) fn beat(&mut self) {
+        self.profile_again();
         if !self.is_news && self.now < self.next_beat {
             return;
         }

@@ -104,7 +104,9 @@ impl Agreement {
 
     fn reason(&mut self) -> Option<Reason> {
         let Some(view) = self.view.clone() else {
-            let enough = self.crew().len() >= self.config.start_peers.max(1);
+            let measured = self.candidates();
+            let measured = measured.iter().filter(|peer| peer.profile.is_some());
+            let enough = measured.count() >= self.config.start_peers.max(1);
             return enough.then_some(Reason::Needed);
         };
         if self.is_lost(&view)
@@ -389,7 +391,8 @@ impl Agreement {
             return;
         }
         self.adopt(Arc::clone(&view));
-        // At once, not with the next beat that asks for it.
+        // At once, not with the next beat that asks for it; after a beat, so that nobody takes the proposer for another.
+        self.beat();
         let peers: Vec<PeerId> = self.membership.connected_peers().collect();
         for peer in peers {
             if let Some(heard) = self.heard.get_mut(&peer) {

@@ -132,6 +132,7 @@ pub struct Agreement {
     paused: Option<String>,
     outputs: VecDeque<Output>,
     next_beat: Tick,
+    next_profile: Tick,
     is_news: bool,
     planner: Box<dyn Planner>,
 }
@@ -182,6 +183,7 @@ impl Agreement {
             paused: None,
             outputs: VecDeque::new(),
             next_beat: now,
+            next_profile: now,
             is_news: true,
             planner,
         }
