@@ -53,9 +53,9 @@ impl World {
                     self.done(process.0, key, op);
                 }
             }
-            Event::Fetched(process, want, holder, connection) => {
+            Event::Fetched(process, want, asked, holder, connection) => {
                 if self.is_up(process) {
-                    self.fetch_ends(process.0, &want, holder, connection);
+                    self.fetch_ends(process.0, &want, asked, (holder, connection));
                 }
             }
             Event::Kill(peer) => self.kill(peer),
@@ -89,7 +89,7 @@ impl World {
             | Event::Message(_, process, _, _)
             | Event::Frame(_, process, _, _)
             | Event::Done(process, _, _)
-            | Event::Fetched(process, _, _, _) => process.0,
+            | Event::Fetched(process, _, _, _, _) => process.0,
             Event::Tick(peer) | Event::Stop(peer) => *peer,
             _ => return None,
         };
@@ -281,10 +281,17 @@ impl World {
         let n_blocks = u64::from(want.blocks.end - want.blocks.start);
         let takes = n_blocks * self.block_bytes * SECOND / self.link_rate;
         let at = self.now + takes + self.between(1, 5) * MS;
-        self.at(at, Event::Fetched(process, want, holder, connection));
+        let asked = self.now;
+        self.at(at, Event::Fetched(process, want, asked, holder, connection));
     }
 
-    fn fetch_ends(&mut self, peer: PeerId, want: &Want, holder: PeerId, connection: Option<u64>) {
+    fn fetch_ends(
+        &mut self,
+        peer: PeerId,
+        want: &Want,
+        asked: u64,
+        (holder, connection): (PeerId, Option<u64>),
+    ) {
         let process = (peer, self.peers[&peer].process);
         let is_open = connection.is_some() && self.network.connection(peer, holder) == connection;
         let answers = self
@@ -293,8 +300,11 @@ impl World {
             .filter(|state| state.frozen_until <= self.now && self.network.reaches(peer, holder));
         let failed = Input::FetchFailed(want.clone());
         let Some(state) = answers.filter(|_| is_open) else {
-            let waits = if is_open { FETCH_TIMEOUT } else { MS };
-            return self.at(self.now + waits, Event::Input(process, failed));
+            if is_open && self.now < asked + FETCH_TIMEOUT {
+                let again = Event::Fetched(process, want.clone(), asked, holder, connection);
+                return self.at(self.now + 20 * MS, again);
+            }
+            return self.handle(peer, failed);
         };
         let copy = |block: u16| {
             let initial = (want.step == 0).then(|| maths::initial(self.seed, block));

@@ -65,8 +65,8 @@ pub(crate) enum Event {
     Tick(PeerId),
     /// The operation that the stage of the view of this key does is done.
     Done(Process, u64, Op<u64>),
-    /// A fetch is through, from this holder over the connection of this number.
-    Fetched(Process, Want, PeerId, Option<u64>),
+    /// A fetch that was asked for then is through, from this holder over the connection of this number.
+    Fetched(Process, Want, u64, PeerId, Option<u64>),
     Kill(PeerId),
     Freeze(PeerId, u64),
     /// Starts a peer, with the copies it kept on disk or without any.
