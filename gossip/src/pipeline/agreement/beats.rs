@@ -26,6 +26,9 @@ impl Agreement {
 
     pub(super) fn on_gone(&mut self, peer: PeerId) {
         self.membership.disconnected(peer);
+        if let Some(heard) = self.heard.get_mut(&peer) {
+            heard.is_old = true;
+        }
         self.lost_frames(peer);
     }
 
@@ -90,8 +93,9 @@ impl Agreement {
             holding: Holding::default(),
             profile: None,
             told_view: None,
+            is_old: false,
         });
-        (heard.beat, heard.holding) = (beat, holding);
+        (heard.beat, heard.holding, heard.is_old) = (beat, holding, false);
         self.tell_view(peer, stamp);
     }
 

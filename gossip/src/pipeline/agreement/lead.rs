@@ -95,7 +95,7 @@ impl Agreement {
         let settling = 3 * self.membership.times().beat_every;
         let was_away = self.lead.was_away;
         let others = self.heard.iter();
-        let mut others = others.filter(|(peer, _)| self.membership.is_alive(self.now, **peer));
+        let mut others = others.filter(|(peer, _)| self.is_alive(**peer));
         was_away.is_some_and(|at| self.now.since(at) < settling)
             || others.any(|(_, heard)| {
                 heard.beat.view > self.view.as_ref().map(|view| view.stamp)
@@ -132,7 +132,7 @@ impl Agreement {
                 return false;
             }
             let beat = self.heard.get(&host).map(|heard| &heard.beat);
-            !self.membership.is_alive(self.now, host)
+            !self.is_alive(host)
                 || beat.is_some_and(|beat| {
                     matches!(beat.standing, Standing::Preparing | Standing::Unable(_))
                 })
@@ -145,7 +145,7 @@ impl Agreement {
         let works_for_others = !view.has(self.me)
             && makes_steps
             && view.plan.hosts().any(|host| {
-                self.membership.is_alive(self.now, host)
+                self.is_alive(host)
                     && self
                         .heard
                         .get(&host)

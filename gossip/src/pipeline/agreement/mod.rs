@@ -87,6 +87,8 @@ struct Heard {
     profile: Option<Arc<Profile>>,
     /// When it was last sent the view.
     told_view: Option<Tick>,
+    /// The connection closed since: should it be back, it may be another process.
+    is_old: bool,
 }
 
 /// What this peer says of itself.
@@ -412,7 +414,7 @@ impl Agreement {
                         .is_some_and(|own| own.stamp == view.stamp)
             }
             false => {
-                self.membership.is_alive(self.now, host)
+                self.is_alive(host)
                     && self.heard.get(&host).is_some_and(|heard| {
                         heard.beat.in_place && heard.beat.view == Some(view.stamp)
                     })
@@ -423,7 +425,7 @@ impl Agreement {
     fn all_alive(&self, view: &View) -> bool {
         view.plan
             .hosts()
-            .all(|host| host == self.me || self.membership.is_alive(self.now, host))
+            .all(|host| host == self.me || self.is_alive(host))
     }
 
     /// Peers alive that take part, this one included, ascending.
@@ -431,7 +433,7 @@ impl Agreement {
         let takes_part =
             |standing: &Standing| matches!(standing, Standing::Ready | Standing::Finished(_));
         let others = self.heard.iter().filter(|(peer, heard)| {
-            takes_part(&heard.beat.standing) && self.membership.is_alive(self.now, **peer)
+            takes_part(&heard.beat.standing) && self.is_alive(**peer)
         });
         let mut crew: Vec<PeerId> = others.map(|(peer, _)| *peer).collect();
         if takes_part(&self.own.standing) {
@@ -446,7 +448,7 @@ impl Agreement {
         let others = self
             .heard
             .iter()
-            .filter(|(peer, _)| self.membership.is_alive(self.now, **peer));
+            .filter(|(peer, _)| self.is_alive(**peer));
         let others = others.map(|(peer, heard)| (*peer, &heard.holding));
         Copies::new(
             self.config.n_blocks,
@@ -456,9 +458,13 @@ impl Agreement {
 
     /// Finds the newest line with enough copies, and forgets what lies before the one before it.
     fn count_copies(&mut self) {
+        // What it kept on disk is not known yet.
+        if self.own.standing == Standing::Preparing {
+            return;
+        }
         let members = self.view.as_ref().map_or(1, |view| {
             let alive = |member: &&PeerId| {
-                **member == self.me || self.membership.is_alive(self.now, **member)
+                **member == self.me || self.is_alive(**member)
             };
             view.members.iter().filter(alive).count()
         });
@@ -508,7 +514,10 @@ impl Agreement {
 
     /// Whether `peer` is alive, as far as this one knows.
     pub fn is_alive(&self, peer: PeerId) -> bool {
-        peer == self.me || self.membership.is_alive(self.now, peer)
+        let has_beaten = |heard: &Heard| !heard.is_old;
+        peer == self.me
+            || (self.membership.is_alive(self.now, peer)
+                && self.heard.get(&peer).is_none_or(has_beaten))
     }
 
     /// What this peer holds, to give to others.
@@ -532,7 +541,7 @@ impl Agreement {
         let alive = self
             .heard
             .iter()
-            .filter(|(peer, _)| self.membership.is_alive(self.now, **peer));
+            .filter(|(peer, _)| self.is_alive(**peer));
         let heard = alive.map(|(_, heard)| heard.beat.step).max();
         self.own.step.max(heard.unwrap_or(0))
     }

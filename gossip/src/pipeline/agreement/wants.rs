@@ -57,12 +57,12 @@ impl Agreement {
         if self.own.standing != Standing::Ready {
             return;
         }
-        let (membership, now) = (&self.membership, self.now);
-        let is_alive = |peer: &PeerId| membership.is_alive(now, *peer);
         // What nobody can give any more is not waited for; should it come all the same, it is taken.
-        self.wants
+        let mut wants = std::mem::take(&mut self.wants);
+        wants
             .under_way
-            .retain(|want| want.holders.iter().any(is_alive));
+            .retain(|want| want.holders.iter().any(|holder| self.is_alive(*holder)));
+        self.wants = wants;
         for want in self.wanted() {
             let (urgent, patient): (Vec<&Want>, Vec<&Want>) =
                 self.wants.under_way.iter().partition(|want| want.is_urgent);
