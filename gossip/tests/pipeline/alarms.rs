@@ -46,5 +46,9 @@ fn a_frozen_host_is_missed_within_a_second() {
         assert!(took.iter().all(|ms| *ms < 1000), "seed {seed}: {took:?}");
     }
     took.sort_unstable();
-    println!("freeze to new view: median {} ms, most {} ms", took[took.len() / 2], took[took.len() - 1]);
+    println!(
+        "freeze to new view: median {} ms, most {} ms",
+        took[took.len() / 2],
+        took[took.len() - 1]
+    );
 }

@@ -6,7 +6,12 @@ use crate::world::{Event, World, id};
 
 /// What `safe` says, whoever of those that are left knows it.
 fn safe(world: &World) -> u64 {
-    world.peers.values().map(|peer| peer.agreement.safe()).max().unwrap()
+    world
+        .peers
+        .values()
+        .map(|peer| peer.agreement.safe())
+        .max()
+        .unwrap()
 }
 
 #[test]
@@ -26,7 +31,15 @@ fn the_loss_of_two_peers_costs_at_most_the_steps_since_the_recovery_point() {
         world.kill(id(first));
         world.kill(id(second));
         world.run(world.now + 2 * SECOND);
-        let view = world.peers.values().next().unwrap().agreement.view().unwrap().clone();
+        let view = world
+            .peers
+            .values()
+            .next()
+            .unwrap()
+            .agreement
+            .view()
+            .unwrap()
+            .clone();
         assert!(view.stamp.number > 1);
         assert!(view.from >= safe, "from {} with {safe} safe", view.from);
         redone.push(made.saturating_sub(view.from));
@@ -34,7 +47,11 @@ fn the_loss_of_two_peers_costs_at_most_the_steps_since_the_recovery_point() {
         world.check_exact();
     }
     redone.sort_unstable();
-    println!("steps done again: median {}, most {}", redone[redone.len() / 2], redone[redone.len() - 1]);
+    println!(
+        "steps done again: median {}, most {}",
+        redone[redone.len() / 2],
+        redone[redone.len() - 1]
+    );
 }
 
 #[test]
@@ -56,7 +73,15 @@ fn where_all_copies_of_a_block_are_lost_the_newest_line_that_there_is_counts() {
             world.at(world.now + SECOND, Event::Start(id(1), false));
         }
         world.run(world.now + 3 * SECOND);
-        let view = world.peers.values().next().unwrap().agreement.view().unwrap().clone();
+        let view = world
+            .peers
+            .values()
+            .next()
+            .unwrap()
+            .agreement
+            .view()
+            .unwrap()
+            .clone();
         assert_eq!(view.from, 0, "no copy of it is left");
         world.run_to_the_end(30 * SECOND);
         world.check_exact();

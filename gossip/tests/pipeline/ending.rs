@@ -22,7 +22,15 @@ fn the_first_stage_names_the_last_step_once_somebody_asks_for_the_end() {
 #[test]
 fn a_first_stage_that_dies_after_it_named_the_last_step_leaves_one_end() {
     for seed in seeds(10) {
-        for point in [Point::ChooseLastStep, Point::Apply, Point::Copy, Point::SendView, Point::Finish, Point::Finished, Point::Fetched] {
+        for point in [
+            Point::ChooseLastStep,
+            Point::Apply,
+            Point::Copy,
+            Point::SendView,
+            Point::Finish,
+            Point::Finished,
+            Point::Fetched,
+        ] {
             for times in 1..=4 {
                 for victim in 1..=3 {
                     let mut world = World::started(seed, 4, 2, 0);

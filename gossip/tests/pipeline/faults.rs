@@ -48,7 +48,16 @@ fn two_peers_may_die_within_a_tenth_of_a_second() {
 #[test]
 fn a_second_peer_may_die_at_any_moment_of_the_view_change() {
     for seed in seeds(1) {
-        for (first, second) in [(4, 1), (4, 2), (4, 3), (1, 2), (1, 3), (1, 4), (2, 1), (3, 5)] {
+        for (first, second) in [
+            (4, 1),
+            (4, 2),
+            (4, 3),
+            (1, 2),
+            (1, 3),
+            (1, 4),
+            (2, 1),
+            (3, 5),
+        ] {
             for point in POINTS {
                 for times in 1..=4 {
                     let mut world = World::started(seed, 5, 3, 20);
@@ -95,14 +104,20 @@ fn training_pauses_without_the_owner_of_the_data_and_goes_on_when_it_is_back() {
             .values()
             .filter_map(|peer| peer.agreement.paused())
             .collect();
-        assert!(reasons.len() == 1 && reasons[0].contains("data"), "{reasons:?}");
+        assert!(
+            reasons.len() == 1 && reasons[0].contains("data"),
+            "{reasons:?}"
+        );
         let step = world.steps_made;
         let kept = world.peers[&id(2)].store.len();
         assert!(kept > 0);
         world.at(world.now, Event::Start(id(1), seed % 2 == 0));
         world.run_to_the_end(20 * SECOND);
         world.check_exact();
-        assert!(world.steps_made <= 40 + 3, "{step}: it went on where it was");
+        assert!(
+            world.steps_made <= 40 + 3,
+            "{step}: it went on where it was"
+        );
     }
 }
 

@@ -13,7 +13,10 @@ fn peers_train_and_end_with_the_model_that_one_alone_would_have_made() {
             world.run_to_the_end(10 * SECOND);
             world.check_exact();
             assert_eq!(world.refused, 0, "seed {seed}, {n} peers");
-            assert_eq!(world.steps_made, 30, "seed {seed}, {n} peers: none is made twice");
+            assert_eq!(
+                world.steps_made, 30,
+                "seed {seed}, {n} peers: none is made twice"
+            );
         }
     }
 }
@@ -39,7 +42,13 @@ fn points(seed: u64, steps: u64) -> Vec<(skein_gossip::ids::PeerId, Point, u64)>
     let mut points = Vec::new();
     for ((peer, point), times) in &world.passed {
         let few = (*times).min(6);
-        points.extend((0..few).map(|i| (*peer, *point, 1 + i * (times - 1) / few.max(2).saturating_sub(1))));
+        points.extend((0..few).map(|i| {
+            (
+                *peer,
+                *point,
+                1 + i * (times - 1) / few.max(2).saturating_sub(1),
+            )
+        }));
     }
     points.sort_unstable();
     points.dedup();

@@ -70,9 +70,7 @@ impl Planner for Even {
         timed.insert(0, first);
         let most = timed.len().min(usize::from(self.n_blocks));
         let cuts = (1..=most).map(|n| self.cut(&timed[..n]));
-        Ok(cuts
-            .min_by(|a, b| a.step_us.total_cmp(&b.step_us))
-            .unwrap())
+        Ok(cuts.min_by(|a, b| a.step_us.total_cmp(&b.step_us)).unwrap())
     }
 
     fn step_us(&self, plan: &Plan, candidates: &[Candidate]) -> Option<f64> {

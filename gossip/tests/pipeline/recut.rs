@@ -23,11 +23,18 @@ fn a_peer_that_becomes_slower_is_given_less_within_seconds() {
         }
         let after = world.view_of(1).unwrap();
         assert_eq!(after.after, Some(before.stamp), "a new cut within seconds");
-        let n_before = before.plan.stage_of(id(victim)).map(|(_, stage)| stage.blocks.len());
-        let n_after = after.plan.stage_of(id(victim)).map(|(_, stage)| stage.blocks.len());
+        let n_before = before
+            .plan
+            .stage_of(id(victim))
+            .map(|(_, stage)| stage.blocks.len());
+        let n_after = after
+            .plan
+            .stage_of(id(victim))
+            .map(|(_, stage)| stage.blocks.len());
         assert!(n_after < n_before, "{after:?}");
         // Steps are made under the old view until the switch.
-        let key = |view: &skein_gossip::pipeline::message::View| (view.stamp.number, view.stamp.steward);
+        let key =
+            |view: &skein_gossip::pipeline::message::View| (view.stamp.number, view.stamp.steward);
         let (proposed, steps) = (world.now, world.steps_made);
         while world.views[&key(&after)].stepped == 0 && world.now < at + 20 * SECOND {
             world.run(world.now + MS);
@@ -52,7 +59,11 @@ fn a_peer_that_becomes_slower_is_given_less_within_seconds() {
         world.check_exact();
     }
     took.sort_unstable();
-    println!("slow to new cut in effect: median {} ms, most {} ms", took[took.len() / 2], took[took.len() - 1]);
+    println!(
+        "slow to new cut in effect: median {} ms, most {} ms",
+        took[took.len() / 2],
+        took[took.len() - 1]
+    );
     assert!(took[took.len() - 1] < 8000, "{took:?}");
 }
 

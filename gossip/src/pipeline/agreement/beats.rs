@@ -152,7 +152,8 @@ impl Agreement {
             && let Some(steward) = self.steward().filter(|steward| *steward != self.me)
         {
             let profile = Arc::clone(profile);
-            self.outputs.push_back(Output::SendProfile(steward, profile));
+            self.outputs
+                .push_back(Output::SendProfile(steward, profile));
         }
     }
 

@@ -97,9 +97,7 @@ impl Agreement {
         let others = self.heard.iter();
         let mut others = others.filter(|(peer, _)| self.is_alive(**peer));
         was_away.is_some_and(|at| self.now.since(at) < settling)
-            || others.any(|(_, heard)| {
-                heard.beat.view > self.view.as_ref().map(|view| view.stamp)
-            })
+            || others.any(|(_, heard)| heard.beat.view > self.view.as_ref().map(|view| view.stamp))
     }
 
     fn reason(&mut self) -> Option<Reason> {

@@ -58,10 +58,11 @@ pub enum Cutting {
 }
 
 /// Beats of a pipeline: a host that dies without closing its connection is missed within a second. Two lost segments in a row
-/// are tolerated (a retransmission timer of 200 ms, doubled once, after a beat).
+/// are tolerated (a retransmission timer of 200 ms, doubled once, after a beat), on a link that loses many four.
 pub const MEMBERSHIP: membership::Config = membership::Config {
     beat_every: Duration::from_millis(100),
     silence_min: Duration::from_millis(900),
+    silence_lossy: Duration::from_millis(3300),
     silence_max: Duration::from_secs(5),
 };
 
@@ -432,9 +433,10 @@ impl Agreement {
     fn crew(&self) -> Vec<PeerId> {
         let takes_part =
             |standing: &Standing| matches!(standing, Standing::Ready | Standing::Finished(_));
-        let others = self.heard.iter().filter(|(peer, heard)| {
-            takes_part(&heard.beat.standing) && self.is_alive(**peer)
-        });
+        let others = self
+            .heard
+            .iter()
+            .filter(|(peer, heard)| takes_part(&heard.beat.standing) && self.is_alive(**peer));
         let mut crew: Vec<PeerId> = others.map(|(peer, _)| *peer).collect();
         if takes_part(&self.own.standing) {
             crew.push(self.me);
@@ -445,10 +447,7 @@ impl Agreement {
 
     /// What all peers hold that are alive.
     fn copies(&self) -> Copies<'_> {
-        let others = self
-            .heard
-            .iter()
-            .filter(|(peer, _)| self.is_alive(**peer));
+        let others = self.heard.iter().filter(|(peer, _)| self.is_alive(**peer));
         let others = others.map(|(peer, heard)| (*peer, &heard.holding));
         Copies::new(
             self.config.n_blocks,
@@ -463,9 +462,7 @@ impl Agreement {
             return;
         }
         let members = self.view.as_ref().map_or(1, |view| {
-            let alive = |member: &&PeerId| {
-                **member == self.me || self.is_alive(**member)
-            };
+            let alive = |member: &&PeerId| **member == self.me || self.is_alive(**member);
             view.members.iter().filter(alive).count()
         });
         let safe = self
@@ -538,10 +535,7 @@ impl Agreement {
 
     /// Steps made, as far as is known.
     pub fn step(&self) -> u64 {
-        let alive = self
-            .heard
-            .iter()
-            .filter(|(peer, _)| self.is_alive(**peer));
+        let alive = self.heard.iter().filter(|(peer, _)| self.is_alive(**peer));
         let heard = alive.map(|(_, heard)| heard.beat.step).max();
         self.own.step.max(heard.unwrap_or(0))
     }

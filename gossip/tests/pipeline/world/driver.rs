@@ -239,7 +239,10 @@ impl World {
                 let blocks: Vec<u64> = (0..n_blocks)
                     .map(|block| state.store[&(block, step)])
                     .collect();
-                let bytes: Vec<u8> = blocks.iter().flat_map(|block| block.to_le_bytes()).collect();
+                let bytes: Vec<u8> = blocks
+                    .iter()
+                    .flat_map(|block| block.to_le_bytes())
+                    .collect();
                 state.finished = Some((step, blocks));
                 let done = self.now + self.between(1, 20) * MS;
                 let input = Input::Finished(Digest::of(&bytes));

@@ -290,7 +290,11 @@ impl World {
         self.kills.push(self.now);
         self.disks.insert(peer, state.store);
         // A job waits for all before it begins.
-        if self.peers.values().all(|state| state.agreement.view().is_none()) {
+        if self
+            .peers
+            .values()
+            .all(|state| state.agreement.view().is_none())
+        {
             self.at(self.now + SECOND, Event::Start(peer, false));
         }
         let others: Vec<PeerId> = self.peers.keys().copied().collect();
@@ -431,7 +435,13 @@ impl World {
         }
     }
 
-    fn send(&mut self, from: PeerId, to: PeerId, lane: Lane, event: impl FnOnce(Process, u64) -> Event) {
+    fn send(
+        &mut self,
+        from: PeerId,
+        to: PeerId,
+        lane: Lane,
+        event: impl FnOnce(Process, u64) -> Event,
+    ) {
         if let Some(process) = self.process(to)
             && let Some(connection) = self.network.connection(from, to)
             && let Some(at) = self

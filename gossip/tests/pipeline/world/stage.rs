@@ -172,7 +172,15 @@ impl World {
                 let gradient = working.blocks.backward(&kept, maths::loss(output, label));
                 if at > 0 {
                     let marks = working.flow.marks(step);
-                    send(at - 1, Kind::Backward, step, micro, version, marks, gradient);
+                    send(
+                        at - 1,
+                        Kind::Backward,
+                        step,
+                        micro,
+                        version,
+                        marks,
+                        gradient,
+                    );
                 }
                 Point::Loss
             }
