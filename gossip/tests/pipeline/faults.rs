@@ -207,3 +207,50 @@ fn whatever_happens_the_result_is_the_same() {
         world.check_exact();
     }
 }
+
+#[test]
+fn a_connection_that_breaks_and_is_made_again_costs_no_more_than_a_view() {
+    for seed in seeds(60) {
+        let n = 3 + (seed % 3) as u8;
+        let mut world = World::started(seed, n, 2, 60);
+        let at = world.between(1000, 2000) * MS;
+        world.run(at);
+        let one = 1 + (seed / 3 % u64::from(n)) as u8;
+        let other = 1 + one % n;
+        let n_views = world.n_views();
+        world.break_between(id(one), id(other));
+        let again = at + world.between(0, 4000) * MS;
+        world.at(again, Event::Connect(id(one), id(other)));
+        world.run_to_the_end(20 * SECOND);
+        world.check_exact();
+        assert!(world.n_views() <= n_views + 5, "{:?}", world.views);
+    }
+}
+
+/// The lowest peer is no member and is the steward all the same, since it has just come or has few connections.
+#[test]
+fn a_steward_that_takes_no_part_in_a_view_ends_it_when_a_host_of_it_is_gone() {
+    for seed in seeds(60) {
+        let n = 3 + (seed % 3) as u8;
+        let mut world = World::started(seed, n, 3, 150);
+        // Too slow to be given anything.
+        world.add(0, seed % 2 == 0, 1_000_000);
+        world.at(1200 * MS, Event::Start(id(0), false));
+        let at = world.between(1500, 3000) * MS;
+        world.run(at);
+        let view = world.view_of(1).unwrap();
+        assert!(!view.has(id(0)));
+        let hosts: Vec<_> = view.plan.hosts().collect();
+        let victim = hosts[seed as usize / 3 % hosts.len()];
+        match seed % 4 {
+            0 => world.at(at, Event::Freeze(victim, at + 5 * SECOND)),
+            _ => world.at(at, Event::Kill(victim)),
+        }
+        world.run(at + 2 * SECOND);
+        let after = world.peers[&id(0)].agreement.view().cloned();
+        let after = after.unwrap();
+        assert!(world.all_closed() || after.stamp != view.stamp, "{after:?}");
+        world.run_to_the_end(20 * SECOND);
+        world.check_exact();
+    }
+}

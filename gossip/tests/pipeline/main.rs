@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod alarms;
+mod asynchronous;
 mod copies;
 mod ending;
 mod faults;
@@ -15,6 +16,7 @@ mod maths;
 mod network;
 mod planner;
 mod recut;
+mod takeover;
 mod world;
 
 /// The seeds of a scenario that has `default` of them.

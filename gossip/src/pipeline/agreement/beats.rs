@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::copies::Holding;
-use super::super::message::{Beat, MAX_MEMBERS, Profile, Standing};
+use super::super::message::{Beat, MAX_MEMBERS, Profile, Standing, View};
 use super::{Agreement, Heard, Output};
 use crate::ids::PeerId;
 use crate::view::Stamp;
@@ -34,13 +34,25 @@ impl Agreement {
 
     /// Frames to or from `peer` may be lost; should it be back at once, the view is still broken.
     fn lost_frames(&mut self, peer: PeerId) {
-        let in_work = match self.own.in_place {
-            true => self.view.as_ref(),
-            false => self.previous.as_ref(),
+        let both_host = |view: &Arc<View>| {
+            view.plan.stage_of(self.me).is_some() && view.plan.stage_of(peer).is_some()
         };
-        if let Some(view) = in_work
-            && view.plan.stage_of(self.me).is_some()
-            && view.plan.stage_of(peer).is_some()
+        if self.view.as_ref().is_some_and(both_host)
+            || self.previous.as_ref().is_some_and(both_host)
+        {
+            self.own.is_broken = true;
+            self.is_news = true;
+        }
+    }
+
+    /// A steward that takes part in the view sees by itself that a host is dead; another one has to be told.
+    pub(super) fn miss_hosts(&mut self) {
+        let Some(view) = self.view.as_ref().filter(|_| !self.own.is_broken) else {
+            return;
+        };
+        if view.plan.stage_of(self.me).is_some()
+            && self.steward().is_some_and(|steward| !view.has(steward))
+            && !self.all_alive(view)
         {
             self.own.is_broken = true;
             self.is_news = true;

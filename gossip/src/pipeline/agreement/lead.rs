@@ -135,21 +135,11 @@ impl Agreement {
                     matches!(beat.standing, Standing::Preparing | Standing::Unable(_))
                 })
         };
-        let any = view.plan.hosts().any(lost);
-        // A peer that takes no part in a view does not end it because its own connections are bad, as long as steps are made.
-        let patience = 2 * self.membership.times().silence_min;
-        let makes_steps = self.lead.progress.1;
-        let makes_steps = makes_steps.is_some_and(|at| self.now.since(at) < patience);
-        let works_for_others = !view.has(self.me)
-            && makes_steps
-            && view.plan.hosts().any(|host| {
-                self.is_alive(host)
-                    && self
-                        .heard
-                        .get(&host)
-                        .is_some_and(|heard| heard.beat.in_place && !heard.beat.is_broken)
-            });
-        any && !works_for_others
+        // A peer that takes no part in a view does not end it because its own connections are bad: those in it miss each other.
+        match view.has(self.me) {
+            true => view.plan.hosts().any(lost),
+            false => view.plan.hosts().all(lost),
+        }
     }
 
     fn is_broken_for_long(&mut self, view: &View) -> bool {

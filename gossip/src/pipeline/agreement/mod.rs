@@ -40,6 +40,9 @@ pub struct Config {
     pub last_step: Option<u64>,
     /// What follows on the loss of a host, and whether cuts change while all live.
     pub cutting: Cutting,
+    /// Whether a block at a step is the same whoever made it, as where training is synchronous. If not, copies of steps beyond
+    /// the line that a view goes back to are dropped, by the agreement and by its driver ([`Output::Halt`]).
+    pub is_exact: bool,
     /// How often peers beat, and how long silence is tolerated.
     pub membership: membership::Config,
 }
@@ -75,6 +78,7 @@ impl Config {
             copies: 2,
             last_step: None,
             cutting: Cutting::default(),
+            is_exact: true,
             membership: MEMBERSHIP,
         }
     }
@@ -293,6 +297,7 @@ impl Agreement {
 
     /// Everything that follows from what is known now.
     fn settle(&mut self) {
+        self.miss_hosts();
         self.lead();
         self.count_copies();
         self.take_place();
@@ -323,6 +328,9 @@ impl Agreement {
             self.safe = self.safe.min(view.from);
             self.safe_before = self.safe_before.min(view.from);
             self.forgotten = self.forgotten.min(view.from);
+            if !self.config.is_exact {
+                self.own.holding.retain(|step, _| step <= view.from);
+            }
         }
         for host in view.plan.hosts() {
             if host != self.me && !self.heard.contains_key(&host) {
@@ -358,7 +366,8 @@ impl Agreement {
                 }
                 Some((_, stage))
                     if self.own.holding.has_all(view.from, stage.blocks.clone())
-                        && self.has_made(view.from) =>
+                        && self.has_made(view.from)
+                        && self.has_links(&view) =>
                 {
                     self.switching = Some(view.stamp);
                     self.outputs.push_back(Output::Switch(view.clone()));
@@ -379,6 +388,18 @@ impl Agreement {
                 until,
             });
         }
+    }
+
+    /// Whether connections are open to all whose frames come here or to whom they go.
+    fn has_links(&self, view: &View) -> bool {
+        let Some((at, _)) = view.plan.stage_of(self.me) else {
+            return true;
+        };
+        let last = view.plan.stages.len() - 1;
+        let is_near = |other: usize| other.abs_diff(at) == 1 || other.abs_diff(at) == last;
+        let others = view.plan.hosts().enumerate();
+        let mut near = others.filter(|(other, host)| is_near(*other) && *host != self.me);
+        near.all(|(_, host)| self.membership.is_connected(host))
     }
 
     /// Whether the own stage of the view before has come to the line `from`: until then others need its work.

@@ -175,7 +175,11 @@ impl World {
             Output::SendProfile(to, profile) => self.tell(peer, to, Input::Profile(peer, profile)),
             Output::Halt(view) => {
                 self.adopted(&view);
-                self.peers.get_mut(&peer).unwrap().working = None;
+                let state = self.peers.get_mut(&peer).unwrap();
+                state.working = None;
+                if !self.config.is_exact && view.after.is_none() {
+                    state.store.retain(|(_, step), _| *step <= view.from);
+                }
                 self.pass(peer, Point::Halt);
             }
             Output::Until(view) => {
