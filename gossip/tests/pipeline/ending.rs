@@ -1,5 +1,7 @@
 //! The end of a job: who names the last step, and who gets the model.
 
+use std::collections::BTreeSet;
+
 use crate::network::{MS, SECOND};
 use crate::seeds;
 use crate::world::{Event, Point, World, id};
@@ -81,6 +83,32 @@ fn a_recut_and_the_end_may_be_asked_for_at_once() {
         let at = world.between(2000, 7000) * MS;
         world.at(at, Event::Stop(id(1 + (seed / 4 % 4) as u8)));
         world.run_to_the_end(30 * SECOND);
+        world.check_exact();
+    }
+}
+
+#[test]
+fn a_last_step_named_beyond_a_partition_ends_the_job_for_all_or_for_nobody() {
+    for seed in seeds(60) {
+        let mut world = World::started(seed, 5, 5, 0);
+        world.config.last_step = None;
+        let apart = BTreeSet::from([id(1 + (seed % 5) as u8), id(1 + ((seed + 2) % 5) as u8)]);
+        world.at(1500 * MS, Event::Split(apart.clone(), 9 * SECOND));
+        let one = *apart.first().unwrap();
+        world.at(4 * SECOND, Event::Stop(one));
+        world.run(9 * SECOND);
+        assert!(world.peers[&one].closed, "one side has ended");
+        let gone = 9 * SECOND + world.between(0, 1000) * MS;
+        for peer in &apart {
+            world.at(gone, Event::Kill(*peer));
+        }
+        let rest: Vec<_> = (1..=5)
+            .map(id)
+            .filter(|peer| !apart.contains(peer))
+            .collect();
+        world.at(12 * SECOND, Event::Stop(rest[0]));
+        world.run(12 * SECOND);
+        world.run_to_the_end(20 * SECOND);
         world.check_exact();
     }
 }

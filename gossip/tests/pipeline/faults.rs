@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use skein_gossip::pipeline::agreement::Cutting;
+
 use crate::network::{MS, SECOND};
 use crate::seeds;
 use crate::world::{Event, Point, World, id};
@@ -125,7 +127,7 @@ fn training_pauses_without_the_owner_of_the_data_and_goes_on_when_it_is_back() {
 fn a_peer_that_stops_for_seconds_and_goes_on_does_no_harm() {
     for seed in seeds(100) {
         let n = 2 + (seed % 4) as u8;
-        let mut world = World::started(seed, n, 2, 60);
+        let mut world = World::started(seed, n, 1 + (seed / 2 % 2) as u8, 60);
         let victim = id(1 + (seed / 4 % u64::from(n)) as u8);
         let at = world.between(300, 2000) * MS;
         let long = world.between(200, 5000) * MS;
@@ -176,6 +178,15 @@ fn whatever_happens_the_result_is_the_same() {
         let n = 3 + (seed % 4) as u8;
         let mut world = World::started(seed, n, 2, 100);
         world.line_every = 1 + seed / 4 % 4;
+        world.block_bytes = [10_000, 100_000, 2_000_000][(seed / 16 % 3) as usize];
+        if seed % 5 == 0 {
+            world.config.start_peers = 1;
+        }
+        world.config.cutting = match seed % 7 {
+            0 => Cutting::Static,
+            1 => Cutting::Absorb,
+            _ => Cutting::Adaptive,
+        };
         world.network.lost_of_1000 = world.between(0, 20);
         world.network.resent_of_1000 = world.between(0, 30);
         for _ in 0..world.between(1, 6) {

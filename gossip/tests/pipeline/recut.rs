@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use skein_gossip::pipeline::agreement::Cutting;
+
 use crate::network::{MS, SECOND};
 use crate::seeds;
 use crate::world::{Event, World, id};
@@ -93,5 +95,43 @@ fn a_faster_peer_that_joins_is_given_a_stage() {
         world.run_to_the_end(60 * SECOND);
         world.check_exact();
         assert_eq!(world.steps_made, 400, "none is made twice");
+    }
+}
+
+#[test]
+fn peers_that_come_one_after_the_other_are_all_given_stages() {
+    for seed in seeds(20) {
+        let mut world = World::started(seed, 4, 1, 300);
+        world.config.start_peers = 1;
+        world.run(7 * SECOND);
+        let view = world.view_of(1).unwrap();
+        assert_eq!(view.plan.stages.len(), 4, "{view:?}");
+        assert!(world.n_views() <= 6, "{:?}", world.views);
+        world.run_to_the_end(60 * SECOND);
+        world.check_exact();
+    }
+}
+
+/// ResPipe's rule.
+#[test]
+fn where_neighbours_absorb_the_other_stages_stay_as_they_are() {
+    for seed in seeds(30) {
+        let mut world = World::started(seed, 4, 2, 60);
+        world.config.cutting = Cutting::Absorb;
+        world.run(2 * SECOND);
+        let before = world.view_of(1).unwrap().plan.clone();
+        let lost = 1 + seed as usize % 3;
+        let witness = before.stages[0].host;
+        world.kill(before.stages[lost].host);
+        world.run(3 * SECOND);
+        let after = world.peers[&witness].agreement.view().unwrap().plan.clone();
+        assert_eq!(after.stages.len(), 3);
+        let stay = before
+            .stages
+            .iter()
+            .filter(|stage| after.stages.contains(stage));
+        assert_eq!(stay.count(), 2, "{after:?}");
+        world.run_to_the_end(20 * SECOND);
+        world.check_exact();
     }
 }

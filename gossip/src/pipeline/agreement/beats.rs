@@ -120,6 +120,7 @@ impl Agreement {
         if self.config.last_step.is_none()
             && beat.last_step > self.own.last_step
             && !matches!(self.own.standing, Standing::Finished(_))
+            && beat.last_step.is_some_and(|last| self.can_end_at(last))
         {
             self.own.last_step = beat.last_step;
             self.is_news = true;
