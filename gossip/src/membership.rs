@@ -25,6 +25,9 @@ pub struct Config {
     pub beat_every: Duration,
     /// Least silence that counts as down. Default 3 s: several beats lost in a row.
     pub silence_min: Duration,
+    /// Least silence that counts as down where beats are late again and again, as on a link that loses packets: a beat that is
+    /// lost several times in a row comes seconds later. Default as `silence_min`.
+    pub silence_lossy: Duration,
     /// Most silence that is ever tolerated. Default 10 s, so that a wait has a bound whatever a peer has shown.
     pub silence_max: Duration,
 }
@@ -34,6 +37,7 @@ impl Default for Config {
         Self {
             beat_every: Duration::from_millis(400),
             silence_min: Duration::from_secs(3),
+            silence_lossy: Duration::from_secs(3),
             silence_max: Duration::from_secs(10),
         }
     }
@@ -47,6 +51,7 @@ impl Config {
         Self {
             beat_every: stretch(self.beat_every),
             silence_min: stretch(self.silence_min),
+            silence_lossy: stretch(self.silence_lossy),
             silence_max: stretch(self.silence_max),
         }
     }
@@ -63,12 +68,31 @@ struct Watch {
     last_heard: Tick,
     /// Longest gap between beats, decaying by an eighth per beat.
     gap: Duration,
+    /// Late beats among the last [`MANY`], about.
+    late: f32,
 }
+
+/// So many beats are looked back on to tell whether a link loses packets.
+const MANY: f32 = 512.0;
+/// More late ones among them are no chance: a second one has come while the first still counts.
+const LATE: f32 = 1.5;
 
 impl Watch {
     fn patience(&self, times: &Config) -> Duration {
-        let most = times.silence_max.max(times.silence_min);
-        (self.gap * 3).clamp(times.silence_min, most)
+        let least = match self.late > LATE {
+            true => times.silence_lossy,
+            false => times.silence_min,
+        };
+        (self.gap * 3).clamp(least, times.silence_max.max(least))
+    }
+
+    /// A beat came after this gap.
+    fn heard_after(&mut self, gap: Duration, times: &Config) {
+        self.gap = gap.max(self.gap * 7 / 8);
+        self.late *= 1.0 - 1.0 / MANY;
+        if gap * 2 >= times.beat_every * 3 {
+            self.late += 1.0;
+        }
     }
 }
 
@@ -124,6 +148,7 @@ impl Membership {
                 .or_insert(Watch {
                     last_heard: now,
                     gap: Duration::ZERO,
+                    late: 0.0,
                 })
                 .last_heard = now;
         }
@@ -159,7 +184,7 @@ impl Membership {
             Some(watch) => {
                 let gap = now.since(watch.last_heard);
                 let was_alive = gap <= watch.patience(times);
-                watch.gap = gap.max(watch.gap * 7 / 8);
+                watch.heard_after(gap, times);
                 watch.last_heard = now;
                 was_alive
             }
@@ -287,6 +312,35 @@ mod tests {
         );
         membership.heard(at(10.0), A);
         assert!(!membership.is_alive(at(20.5), A), "never beyond the bound");
+    }
+
+    #[test]
+    fn a_link_that_loses_beats_now_and_then_is_given_time_for_several_losses_in_a_row() {
+        let config = Config {
+            beat_every: Duration::from_millis(100),
+            silence_min: Duration::from_millis(900),
+            silence_lossy: Duration::from_millis(3300),
+            silence_max: Duration::from_secs(5),
+        };
+        let mut membership = Membership::new(config);
+        membership.connected(at(0.0), A);
+        let mut now = 0.0;
+        let mut beat = |membership: &mut Membership, gap: f64| {
+            now += gap;
+            membership.heard(at(now), A);
+            let patience = membership.down_at(A).unwrap().since(at(now));
+            patience.as_secs_f64()
+        };
+        assert!(beat(&mut membership, 0.3) < 1.0);
+        for n in 1..500 {
+            let is_lost = n % 50 == 0;
+            beat(&mut membership, if is_lost { 0.3 } else { 0.1 });
+        }
+        assert!(beat(&mut membership, 0.1) > 3.2);
+        for _ in 0..1500 {
+            beat(&mut membership, 0.1);
+        }
+        assert!(beat(&mut membership, 0.1) < 1.0, "none was lost since");
     }
 
     #[test]

@@ -92,7 +92,12 @@ impl Holding {
 
     /// The newest step at which `block` is held.
     pub fn newest(&self, block: u16) -> u64 {
-        let mut steps = self.steps.iter().rev();
+        self.newest_until(block, u64::MAX)
+    }
+
+    /// The newest step up to `most` at which `block` is held.
+    pub fn newest_until(&self, block: u16, most: u64) -> u64 {
+        let mut steps = self.steps.range(..=most).rev();
         let newest = steps.find(|(_, row)| row.get(usize::from(block)) == Some(&true));
         newest.map_or(0, |(step, _)| *step)
     }
@@ -167,6 +172,15 @@ impl<'a> Copies<'a> {
         newest_first
             .find(|step| self.fewest(*step) >= n)
             .unwrap_or(0)
+    }
+
+    /// The newest step up to `most` at which anybody holds `block`.
+    pub fn newest_until(&self, block: u16, most: u64) -> u64 {
+        let all = self
+            .holdings
+            .iter()
+            .map(|(_, holding)| holding.newest_until(block, most));
+        all.max().unwrap_or(0)
     }
 
     /// Blocks of which nobody holds a newer copy than `step`, though some blocks are held newer.

@@ -40,7 +40,8 @@ pub struct Shape {
 impl Shape {
     /// Micro-batches whose frames are taken at once, per kind.
     pub fn window(&self) -> u64 {
-        2 * u64::from(self.micro.max(self.depth).max(1))
+        let stages = 2 * self.n_stages.min(1 << 16) as u32;
+        2 * u64::from(self.micro.max(self.depth).max(stages))
     }
 
     fn is_first(&self) -> bool {
@@ -206,15 +207,16 @@ impl<P> Flow<P> {
         self.may_feed = true;
     }
 
-    /// The first stage makes no step beyond `step`, and makes it a line. False where it is too late for that: the step before it
-    /// is on its way without the mark.
+    /// The first stage makes no step beyond `step`, and makes it a line. False where that cannot be: the step before it is on its
+    /// way without the mark, or it is to end earlier.
     #[must_use]
     pub fn set_until(&mut self, step: u64) -> bool {
         let is_marked = self
             .marks
             .get(&step.saturating_sub(1))
             .is_some_and(|marks| marks.line);
-        if step < self.first_free() && !is_marked {
+        let is_beyond = self.until.is_some_and(|until| until < step);
+        if is_beyond || (step < self.first_free() && !is_marked) {
             return false;
         }
         self.until = Some(step);

@@ -157,6 +157,8 @@ pub struct View {
     pub plan: Plan,
     /// The line that it goes on from: a step of the past after a failure, of the near future where the cut changes.
     pub from: u64,
+    /// The view that makes this line, where it is still to be made.
+    pub after: Option<Stamp>,
 }
 
 impl View {

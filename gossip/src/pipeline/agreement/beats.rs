@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::copies::Holding;
-use super::super::message::{Beat, MAX_MEMBERS, Profile, Standing};
+use super::super::message::{Beat, MAX_MEMBERS, Profile, Standing, View};
 use super::{Agreement, Heard, Output};
 use crate::ids::PeerId;
 use crate::view::Stamp;
 
 /// A peer that beats with an old view is told the new one at most this often.
 const TELL_AGAIN: Duration = Duration::from_millis(300);
+/// The steward is told the own profile again so often: the message may have been lost.
+const PROFILE_AGAIN: Duration = Duration::from_secs(5);
 
 impl Agreement {
     pub(super) fn on_connected(&mut self, peer: PeerId) {
@@ -24,11 +26,33 @@ impl Agreement {
 
     pub(super) fn on_gone(&mut self, peer: PeerId) {
         self.membership.disconnected(peer);
-        // Frames to or from it may be lost; should it be back at once, the view is still broken.
-        if let Some(view) = &self.view
-            && self.own.in_place
-            && view.plan.stage_of(self.me).is_some()
-            && view.plan.stage_of(peer).is_some()
+        if let Some(heard) = self.heard.get_mut(&peer) {
+            heard.is_old = true;
+        }
+        self.lost_frames(peer);
+    }
+
+    /// Frames to or from `peer` may be lost; should it be back at once, the view is still broken.
+    fn lost_frames(&mut self, peer: PeerId) {
+        let both_host = |view: &Arc<View>| {
+            view.plan.stage_of(self.me).is_some() && view.plan.stage_of(peer).is_some()
+        };
+        if self.view.as_ref().is_some_and(both_host)
+            || self.previous.as_ref().is_some_and(both_host)
+        {
+            self.own.is_broken = true;
+            self.is_news = true;
+        }
+    }
+
+    /// A steward that takes part in the view sees by itself that a host is dead; another one has to be told.
+    pub(super) fn miss_hosts(&mut self) {
+        let Some(view) = self.view.as_ref().filter(|_| !self.own.is_broken) else {
+            return;
+        };
+        if view.plan.stage_of(self.me).is_some()
+            && self.steward().is_some_and(|steward| !view.has(steward))
+            && !self.all_alive(view)
         {
             self.own.is_broken = true;
             self.is_news = true;
@@ -69,6 +93,10 @@ impl Agreement {
                     .push_back(Output::SendProfile(peer, Arc::clone(profile)));
             }
         }
+        let is_another = |heard: &Heard| heard.beat.instance != beat.instance;
+        if self.heard.get(&peer).is_some_and(is_another) {
+            self.lost_frames(peer);
+        }
         self.learn(&beat);
         let holding = Holding::from_runs(&beat.held, self.config.n_blocks);
         let stamp = beat.view;
@@ -77,8 +105,9 @@ impl Agreement {
             holding: Holding::default(),
             profile: None,
             told_view: None,
+            is_old: false,
         });
-        (heard.beat, heard.holding) = (beat, holding);
+        (heard.beat, heard.holding, heard.is_old) = (beat, holding, false);
         self.tell_view(peer, stamp);
     }
 
@@ -88,7 +117,11 @@ impl Agreement {
             self.own.stop = Some(reason.clone());
             self.is_news = true;
         }
-        if self.config.last_step.is_none() && beat.last_step > self.own.last_step {
+        if self.config.last_step.is_none()
+            && beat.last_step > self.own.last_step
+            && !matches!(self.own.standing, Standing::Finished(_))
+            && beat.last_step.is_some_and(|last| self.can_end_at(last))
+        {
             self.own.last_step = beat.last_step;
             self.is_news = true;
         }
@@ -123,8 +156,23 @@ impl Agreement {
         dead.is_some_and(|peer| self.heard.remove(&peer).is_some())
     }
 
+    fn profile_again(&mut self) {
+        if self.now < self.next_profile {
+            return;
+        }
+        self.next_profile = self.now + PROFILE_AGAIN;
+        if let Some(profile) = &self.own.profile
+            && let Some(steward) = self.steward().filter(|steward| *steward != self.me)
+        {
+            let profile = Arc::clone(profile);
+            self.outputs
+                .push_back(Output::SendProfile(steward, profile));
+        }
+    }
+
     /// Beats when it is time or there is news.
     pub(super) fn beat(&mut self) {
+        self.profile_again();
         if !self.is_news && self.now < self.next_beat {
             return;
         }

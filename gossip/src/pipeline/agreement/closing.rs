@@ -9,6 +9,16 @@ impl Agreement {
         if self.closed {
             return;
         }
+        // Named on a side of a partition whose peers are gone again with what they had.
+        let is_past = |last: u64| !self.can_end_at(last);
+        if self.config.last_step.is_none()
+            && self.own.standing == Standing::Ready
+            && self.own.last_step.is_some_and(is_past)
+        {
+            self.own.last_step = None;
+            self.chose_last = false;
+            self.is_news = true;
+        }
         self.choose_last_step();
         let Some(last) = self.own.last_step else {
             return;
@@ -30,6 +40,11 @@ impl Agreement {
             self.closed = true;
             self.outputs.push_back(Output::Closed);
         }
+    }
+
+    /// Whether the model can still be had as it is after `last` steps.
+    pub(super) fn can_end_at(&self, last: u64) -> bool {
+        last >= self.step() || self.copies().fewest(last) > 0
     }
 
     fn choose_last_step(&mut self) {

@@ -79,11 +79,13 @@ pub enum Output {
     SendView(PeerId, Arc<View>),
     /// Send this peer the own profile.
     SendProfile(PeerId, Arc<Profile>),
-    /// There is a new view. Work in the one before is of no use: stop it.
+    /// There is a new view. Work in the one before is of no use: stop it. Where training is not exact (see
+    /// [`Config::is_exact`](super::Config::is_exact)), drop copies of steps beyond the view's line, unless its `after` is set.
     Halt(Arc<View>),
     /// There is a new view, which begins at a line to come: the one before goes on until then.
     Until(Arc<View>),
-    /// All blocks of the own stage are held at the view's line: load them, then report `InPlace`.
+    /// All blocks of the own stage are held at the view's line, and all hosts beside it are connected: load them, then report
+    /// `InPlace`.
     Switch(Arc<View>),
     /// All hosts are in place: the first stage, hosted here, may draw micro-batches of this view, up to `until`.
     Feed {

@@ -25,6 +25,8 @@ const UNMEASURED_RATE: f64 = 10e6;
 const BROKEN_FOR: Duration = Duration::from_millis(300);
 /// Pause before a plan is looked for again where there was none.
 const PLAN_AGAIN: Duration = Duration::from_millis(300);
+/// What others hold is heard of within this time; copies that nobody has named by then are lost.
+const UNREACHABLE_FOR: Duration = Duration::from_secs(1);
 /// Longest time without a step before the view is taken for broken, beside twenty steps.
 const STALLED: Duration = Duration::from_secs(30);
 
@@ -37,6 +39,8 @@ pub(super) struct Lead {
     adopted: Option<Tick>,
     /// When no plan was found.
     failed: Option<Tick>,
+    /// When this peer noticed that it had been away: what it knows of the others is old.
+    was_away: Option<Tick>,
 }
 
 impl Lead {
@@ -44,8 +48,13 @@ impl Lead {
         *self = Self {
             adopted: Some(now),
             progress: (0, Some(now)),
+            was_away: self.was_away,
             ..Self::default()
         };
+    }
+
+    pub(super) fn was_away(&mut self, now: Tick) {
+        self.was_away = Some(now);
     }
 }
 
@@ -65,10 +74,12 @@ impl Agreement {
     }
 
     pub(super) fn lead(&mut self) {
+        self.watch();
         if self.closed
             || self.own.standing != Standing::Ready
             || self.is_trained()
             || self.steward() != Some(self.me)
+            || self.is_ignorant()
         {
             return;
         }
@@ -79,9 +90,21 @@ impl Agreement {
         }
     }
 
+    /// Whether others know what this peer cannot know yet: it was away, or has not been told the view that they hold.
+    fn is_ignorant(&self) -> bool {
+        let settling = 3 * self.membership.times().beat_every;
+        let was_away = self.lead.was_away;
+        let others = self.heard.iter();
+        let mut others = others.filter(|(peer, _)| self.is_alive(**peer));
+        was_away.is_some_and(|at| self.now.since(at) < settling)
+            || others.any(|(_, heard)| heard.beat.view > self.view.as_ref().map(|view| view.stamp))
+    }
+
     fn reason(&mut self) -> Option<Reason> {
         let Some(view) = self.view.clone() else {
-            let enough = self.crew().len() >= self.config.start_peers.max(1);
+            let measured = self.candidates();
+            let measured = measured.iter().filter(|peer| peer.profile.is_some());
+            let enough = measured.count() >= self.config.start_peers.max(1);
             return enough.then_some(Reason::Needed);
         };
         if self.is_lost(&view)
@@ -91,11 +114,11 @@ impl Agreement {
         {
             return Some(Reason::Needed);
         }
+        if self.is_stalled(&view) {
+            return Some(Reason::Needed);
+        }
         if !self.is_in_effect(&view) {
             return None;
-        }
-        if self.is_stalled() {
-            return Some(Reason::Needed);
         }
         self.better_cut(&view)
     }
@@ -107,22 +130,16 @@ impl Agreement {
                 return false;
             }
             let beat = self.heard.get(&host).map(|heard| &heard.beat);
-            !self.membership.is_alive(self.now, host)
+            !self.is_alive(host)
                 || beat.is_some_and(|beat| {
                     matches!(beat.standing, Standing::Preparing | Standing::Unable(_))
                 })
         };
-        let any = view.plan.hosts().any(lost);
-        // A peer that takes no part in a view does not end it because its own connections are bad.
-        let works_for_others = !view.has(self.me)
-            && view.plan.hosts().any(|host| {
-                self.membership.is_alive(self.now, host)
-                    && self
-                        .heard
-                        .get(&host)
-                        .is_some_and(|heard| heard.beat.in_place && !heard.beat.is_broken)
-            });
-        any && !works_for_others
+        // A peer that takes no part in a view does not end it because its own connections are bad: those in it miss each other.
+        match view.has(self.me) {
+            true => view.plan.hosts().any(lost),
+            false => view.plan.hosts().all(lost),
+        }
     }
 
     fn is_broken_for_long(&mut self, view: &View) -> bool {
@@ -146,12 +163,14 @@ impl Agreement {
         if self.is_in_effect(view) || self.copies().fewest(view.from) > 0 {
             return false;
         }
-        match &self.previous {
-            Some(previous) => !self.all_alive(previous),
-            None => self
-                .lead
-                .adopted
-                .is_none_or(|at| self.now.since(at) > STALLED / 6),
+        match (view.after, &self.previous) {
+            (Some(_), Some(previous)) => !self.all_alive(previous),
+            // Not known here; should the line never come, no step is made.
+            (Some(_), None) => false,
+            (None, _) => {
+                let adopted = self.lead.adopted;
+                adopted.is_none_or(|at| self.now.since(at) > UNREACHABLE_FOR)
+            }
         }
     }
 
@@ -165,13 +184,27 @@ impl Agreement {
         self.is_in_effect(view) && self.copies().newest_line(1) > reached
     }
 
-    fn is_stalled(&mut self) -> bool {
+    fn is_stalled(&self, view: &View) -> bool {
+        let since = self.lead.progress.1;
+        let idle = since.map_or(Duration::ZERO, |since| self.now.since(since));
+        if idle <= STALLED {
+            return false;
+        }
+        let candidates = self.candidates();
+        let moves = self.time_of(0..self.config.n_blocks, &candidates);
+        let step_us = self.planner.step_us(&view.plan, &candidates);
+        let steps = Duration::try_from_secs_f64(step_us.unwrap_or(0.0) * 20e-6);
+        idle > STALLED + 2 * moves + steps.unwrap_or(HORIZON)
+    }
+
+    /// Watches whether steps are made.
+    fn watch(&mut self) {
         let (step, now) = (self.step(), self.now);
         let (seen, since) = &mut self.lead.progress;
-        if step > *seen || since.is_none() || self.own.last_step.is_some_and(|last| step >= last) {
+        // After a failure steps are made again.
+        if step != *seen || since.is_none() || self.own.last_step.is_some_and(|last| step >= last) {
             (*seen, *since) = (step, Some(now));
         }
-        since.is_some_and(|since| now.since(since) > STALLED)
     }
 
     fn better_cut(&mut self, view: &View) -> Option<Reason> {
@@ -198,6 +231,11 @@ impl Agreement {
     fn move_time(&self, old: &Plan, new: &Plan, candidates: &[Candidate]) -> Duration {
         let moved =
             (0..self.config.n_blocks).filter(|block| old.host_of(*block) != new.host_of(*block));
+        self.time_of(moved, candidates)
+    }
+
+    /// How long these blocks are on their way over the slowest link.
+    fn time_of(&self, moved: impl Iterator<Item = u16>, candidates: &[Candidate]) -> Duration {
         let bytes: u64 = moved
             .map(|block| self.planner.bytes(block..block + 1))
             .sum();
@@ -255,7 +293,7 @@ impl Agreement {
         match plan {
             Ok(plan) => {
                 let line = self.copies().newest_line(1);
-                self.propose(plan, line);
+                self.propose(plan, line, None);
             }
             Err(reason) => {
                 self.lead.failed = Some(self.now);
@@ -312,11 +350,11 @@ impl Agreement {
         let steps = (notice.as_micros() as f64 / step_us).ceil().clamp(2.0, 1e6) as u64;
         let line = self.step() + steps;
         if self.own.last_step.is_none_or(|last| line < last) {
-            self.propose(best.plan, line);
+            self.propose(best.plan, line, Some(view.stamp));
         }
     }
 
-    fn propose(&mut self, plan: Plan, from: u64) {
+    fn propose(&mut self, plan: Plan, from: u64, after: Option<Stamp>) {
         let heard = self.heard.values().filter_map(|heard| heard.beat.view);
         let held = self.view.as_ref().map(|view| view.stamp);
         let highest = heard
@@ -335,12 +373,14 @@ impl Agreement {
             members,
             plan,
             from,
+            after,
         });
         if !view.is_of(self.config.n_blocks) {
             return;
         }
         self.adopt(Arc::clone(&view));
-        // At once, not with the next beat that asks for it.
+        // At once, not with the next beat that asks for it; after a beat, so that nobody takes the proposer for another.
+        self.beat();
         let peers: Vec<PeerId> = self.membership.connected_peers().collect();
         for peer in peers {
             if let Some(heard) = self.heard.get_mut(&peer) {

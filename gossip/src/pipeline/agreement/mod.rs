@@ -40,6 +40,9 @@ pub struct Config {
     pub last_step: Option<u64>,
     /// What follows on the loss of a host, and whether cuts change while all live.
     pub cutting: Cutting,
+    /// Whether a block at a step is the same whoever made it, as where training is synchronous. If not, copies of steps beyond
+    /// the line that a view goes back to are dropped, by the agreement and by its driver ([`Output::Halt`]).
+    pub is_exact: bool,
     /// How often peers beat, and how long silence is tolerated.
     pub membership: membership::Config,
 }
@@ -58,10 +61,11 @@ pub enum Cutting {
 }
 
 /// Beats of a pipeline: a host that dies without closing its connection is missed within a second. Two lost segments in a row
-/// are tolerated (a retransmission timer of 200 ms, doubled once, after a beat).
+/// are tolerated (a retransmission timer of 200 ms, doubled once, after a beat), on a link that loses many four.
 pub const MEMBERSHIP: membership::Config = membership::Config {
     beat_every: Duration::from_millis(100),
     silence_min: Duration::from_millis(900),
+    silence_lossy: Duration::from_millis(3300),
     silence_max: Duration::from_secs(5),
 };
 
@@ -74,6 +78,7 @@ impl Config {
             copies: 2,
             last_step: None,
             cutting: Cutting::default(),
+            is_exact: true,
             membership: MEMBERSHIP,
         }
     }
@@ -87,6 +92,8 @@ struct Heard {
     profile: Option<Arc<Profile>>,
     /// When it was last sent the view.
     told_view: Option<Tick>,
+    /// The connection closed since: should it be back, it may be another process.
+    is_old: bool,
 }
 
 /// What this peer says of itself.
@@ -117,7 +124,7 @@ pub struct Agreement {
     heard: BTreeMap<PeerId, Heard>,
     own: Own,
     view: Option<Arc<View>>,
-    /// The view whose line everybody works towards or from, before `view`.
+    /// The view before, where it goes on until the line at which `view` begins.
     previous: Option<Arc<View>>,
     switching: Option<Stamp>,
     fed: Option<Stamp>,
@@ -132,6 +139,7 @@ pub struct Agreement {
     paused: Option<String>,
     outputs: VecDeque<Output>,
     next_beat: Tick,
+    next_profile: Tick,
     is_news: bool,
     planner: Box<dyn Planner>,
 }
@@ -182,6 +190,7 @@ impl Agreement {
             paused: None,
             outputs: VecDeque::new(),
             next_beat: now,
+            next_profile: now,
             is_news: true,
             planner,
         }
@@ -190,7 +199,9 @@ impl Agreement {
     /// Takes an input and does all that follows from it.
     pub fn handle(&mut self, now: Tick, input: Input) {
         self.now = now;
-        self.membership.tick(now);
+        if self.membership.tick(now) {
+            self.lead.was_away(now);
+        }
         match input {
             Input::Connected(peer) => self.on_connected(peer),
             Input::Disconnected(peer) => self.on_gone(peer),
@@ -286,6 +297,7 @@ impl Agreement {
 
     /// Everything that follows from what is known now.
     fn settle(&mut self) {
+        self.miss_hosts();
         self.lead();
         self.count_copies();
         self.take_place();
@@ -303,19 +315,28 @@ impl Agreement {
         {
             return;
         }
-        let was_working = self.own.in_place;
         let before = self.view.replace(Arc::clone(&view));
-        if was_working {
-            self.previous = before;
-        }
-        let goes_on = was_working
-            && view.from > self.own.step
-            && self
-                .previous
-                .as_ref()
-                .is_some_and(|before| self.all_alive(before));
+        let before = before.filter(|before| view.after == Some(before.stamp));
+        let must_go_on = before
+            .as_ref()
+            .is_some_and(|before| before.plan.stage_of(self.me).is_some());
+        self.previous = before.filter(|before| self.own.in_place && self.all_alive(before));
+        let goes_on = self.previous.is_some();
         self.own.in_place = false;
-        self.own.is_broken = false;
+        self.own.is_broken = must_go_on && (self.own.is_broken || !goes_on);
+        if view.after.is_none() {
+            self.safe = self.safe.min(view.from);
+            self.safe_before = self.safe_before.min(view.from);
+            self.forgotten = self.forgotten.min(view.from);
+            if !self.config.is_exact {
+                self.own.holding.retain(|step, _| step <= view.from);
+            }
+        }
+        for host in view.plan.hosts() {
+            if host != self.me && !self.heard.contains_key(&host) {
+                self.membership.expect(self.now, host);
+            }
+        }
         self.switching = None;
         self.chose_last = false;
         self.lead.adopted(self.now);
@@ -340,9 +361,14 @@ impl Agreement {
             match view.plan.stage_of(self.me) {
                 None => {
                     self.own.in_place = true;
+                    self.own.step = view.from;
                     self.is_news = true;
                 }
-                Some((_, stage)) if self.own.holding.has_all(view.from, stage.blocks.clone()) => {
+                Some((_, stage))
+                    if self.own.holding.has_all(view.from, stage.blocks.clone())
+                        && self.has_made(view.from)
+                        && self.has_links(&view) =>
+                {
                     self.switching = Some(view.stamp);
                     self.outputs.push_back(Output::Switch(view.clone()));
                 }
@@ -362,6 +388,25 @@ impl Agreement {
                 until,
             });
         }
+    }
+
+    /// Whether connections are open to all whose frames come here or to whom they go.
+    fn has_links(&self, view: &View) -> bool {
+        let Some((at, _)) = view.plan.stage_of(self.me) else {
+            return true;
+        };
+        let last = view.plan.stages.len() - 1;
+        let is_near = |other: usize| other.abs_diff(at) == 1 || other.abs_diff(at) == last;
+        let others = view.plan.hosts().enumerate();
+        let mut near = others.filter(|(other, host)| is_near(*other) && *host != self.me);
+        near.all(|(_, host)| self.membership.is_connected(host))
+    }
+
+    /// Whether the own stage of the view before has come to the line `from`: until then others need its work.
+    fn has_made(&self, from: u64) -> bool {
+        let before = self.previous.as_ref();
+        let stage = before.and_then(|before| before.plan.stage_of(self.me));
+        stage.is_none_or(|(_, stage)| self.own.holding.has_all(from, stage.blocks.clone()))
     }
 
     fn on_in_place(&mut self, stamp: Stamp) {
@@ -391,7 +436,7 @@ impl Agreement {
                         .is_some_and(|own| own.stamp == view.stamp)
             }
             false => {
-                self.membership.is_alive(self.now, host)
+                self.is_alive(host)
                     && self.heard.get(&host).is_some_and(|heard| {
                         heard.beat.in_place && heard.beat.view == Some(view.stamp)
                     })
@@ -402,16 +447,17 @@ impl Agreement {
     fn all_alive(&self, view: &View) -> bool {
         view.plan
             .hosts()
-            .all(|host| host == self.me || self.membership.is_alive(self.now, host))
+            .all(|host| host == self.me || self.is_alive(host))
     }
 
     /// Peers alive that take part, this one included, ascending.
     fn crew(&self) -> Vec<PeerId> {
         let takes_part =
             |standing: &Standing| matches!(standing, Standing::Ready | Standing::Finished(_));
-        let others = self.heard.iter().filter(|(peer, heard)| {
-            takes_part(&heard.beat.standing) && self.membership.is_alive(self.now, **peer)
-        });
+        let others = self
+            .heard
+            .iter()
+            .filter(|(peer, heard)| takes_part(&heard.beat.standing) && self.is_alive(**peer));
         let mut crew: Vec<PeerId> = others.map(|(peer, _)| *peer).collect();
         if takes_part(&self.own.standing) {
             crew.push(self.me);
@@ -422,10 +468,7 @@ impl Agreement {
 
     /// What all peers hold that are alive.
     fn copies(&self) -> Copies<'_> {
-        let others = self
-            .heard
-            .iter()
-            .filter(|(peer, _)| self.membership.is_alive(self.now, **peer));
+        let others = self.heard.iter().filter(|(peer, _)| self.is_alive(**peer));
         let others = others.map(|(peer, heard)| (*peer, &heard.holding));
         Copies::new(
             self.config.n_blocks,
@@ -435,10 +478,12 @@ impl Agreement {
 
     /// Finds the newest line with enough copies, and forgets what lies before the one before it.
     fn count_copies(&mut self) {
+        // What it kept on disk is not known yet.
+        if self.own.standing == Standing::Preparing {
+            return;
+        }
         let members = self.view.as_ref().map_or(1, |view| {
-            let alive = |member: &&PeerId| {
-                **member == self.me || self.membership.is_alive(self.now, **member)
-            };
+            let alive = |member: &&PeerId| **member == self.me || self.is_alive(**member);
             view.members.iter().filter(alive).count()
         });
         let safe = self
@@ -487,7 +532,10 @@ impl Agreement {
 
     /// Whether `peer` is alive, as far as this one knows.
     pub fn is_alive(&self, peer: PeerId) -> bool {
-        peer == self.me || self.membership.is_alive(self.now, peer)
+        let has_beaten = |heard: &Heard| !heard.is_old;
+        peer == self.me
+            || (self.membership.is_alive(self.now, peer)
+                && self.heard.get(&peer).is_none_or(has_beaten))
     }
 
     /// What this peer holds, to give to others.
@@ -508,11 +556,9 @@ impl Agreement {
 
     /// Steps made, as far as is known.
     pub fn step(&self) -> u64 {
-        let first = self.view.as_ref().and_then(|view| view.plan.hosts().next());
-        let heard = first
-            .and_then(|first| self.heard.get(&first))
-            .map_or(0, |heard| heard.beat.step);
-        self.own.step.max(heard)
+        let alive = self.heard.iter().filter(|(peer, _)| self.is_alive(**peer));
+        let heard = alive.map(|(_, heard)| heard.beat.step).max();
+        self.own.step.max(heard.unwrap_or(0))
     }
 
     /// The newest judgement known.

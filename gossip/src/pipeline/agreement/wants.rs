@@ -57,6 +57,12 @@ impl Agreement {
         if self.own.standing != Standing::Ready {
             return;
         }
+        // What nobody can give any more is not waited for; should it come all the same, it is taken.
+        let mut wants = std::mem::take(&mut self.wants);
+        wants
+            .under_way
+            .retain(|want| want.holders.iter().any(|holder| self.is_alive(*holder)));
+        self.wants = wants;
         for want in self.wanted() {
             let (urgent, patient): (Vec<&Want>, Vec<&Want>) =
                 self.wants.under_way.iter().partition(|want| want.is_urgent);
@@ -100,7 +106,12 @@ impl Agreement {
             wanted.extend(self.lacking(last, 0..self.config.n_blocks, true));
             return wanted;
         }
-        for blocks in chain::duties(&view.plan, &view.members, self.me, self.config.copies) {
+        // A peer that came since keeps copies like any standby.
+        let mut members = view.members.clone();
+        if let Err(at) = members.binary_search(&self.me) {
+            members.insert(at, self.me);
+        }
+        for blocks in chain::duties(&view.plan, &members, self.me, self.config.copies) {
             wanted.extend(
                 blocks
                     .filter_map(|block| self.newer(block, u64::MAX))
@@ -117,11 +128,10 @@ impl Agreement {
         want.fold(Vec::new(), join)
     }
 
-    /// The newest copy of `block` that its host holds, up to `most`, where it is newer than the own.
+    /// The newest copy of `block` that anybody holds, up to `most`, where it is newer than the own.
     fn newer(&self, block: u16, most: u64) -> Option<Want> {
-        let host = self.view.as_ref()?.plan.host_of(block)?;
-        let newest = self.heard.get(&host)?.holding.newest(block).min(most);
-        (newest > self.own.holding.newest(block))
+        let newest = self.copies().newest_until(block, most);
+        (newest > self.own.holding.newest_until(block, most))
             .then(|| self.want_of(newest, block, false))
             .flatten()
     }
