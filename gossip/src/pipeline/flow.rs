@@ -223,9 +223,12 @@ impl<P> Flow<P> {
         true
     }
 
-    /// Steps made before the one that the next micro-batch to go forward belongs to.
-    pub fn next_step(&self) -> u64 {
-        self.forward / u64::from(self.shape.micro)
+    /// The step that begins with the next micro-batch to go forward: how many precede it; none in the middle of a step.
+    pub fn begins(&self) -> Option<u64> {
+        let micro = u64::from(self.shape.micro);
+        self.forward
+            .is_multiple_of(micro)
+            .then(|| self.forward / micro)
     }
 
     /// The first step boundary that can still be made a line on purpose.

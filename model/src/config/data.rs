@@ -78,7 +78,8 @@ pub struct DataConfig {
     pub name: Option<String>,
     /// Part of the training data held out for validation where the source has none; default 0.1.
     pub validation_fraction: f64,
-    /// Images are resized to this height and width; without it all must be of one size.
+    /// Images of a folder are resized to this height and width; without it all must be of one size. Those of IDX and CIFAR files get
+    /// a black frame, or are cut, so that MNIST is 32x32.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<[u32; 2]>,
     /// Number of classes where the source does not fix it; default: the highest label plus one. Set it when no single
@@ -154,10 +155,10 @@ impl DataConfig {
         )?;
         if let Some(size) = self.size {
             check(
-                self.source == Source::Images,
+                !matches!(self.source, Source::Digits | Source::Npy),
                 "data.size",
                 size,
-                "leave it out: only images can be resized",
+                "leave it out: only images can be given another size",
             )?;
             check(
                 size.iter().all(|side| (1..=4096).contains(side)),

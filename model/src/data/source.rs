@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::cifar;
 use super::dataset::{Dataset, Normalisation, Pixels, Raw};
 use super::idx::{self, Part};
-use super::{DataError, digits, images, npy};
+use super::{DataError, digits, frame, images, npy};
 use crate::config::{DataConfig, Source};
 
 /// Where data sets lie that are installed for the whole machine.
@@ -55,6 +55,12 @@ pub fn load(config: &DataConfig, private: &BTreeMap<String, PathBuf>) -> Result<
         n_classes,
         normalisation,
     } = read(config, path)?;
+    // A folder's images have the size already.
+    let framed = |raw: Raw| match config.size.filter(|_| config.source != Source::Images) {
+        Some(size) => frame::fit(raw, size),
+        None => raw,
+    };
+    let (train, validation) = (framed(train), validation.map(framed));
     let found = [Some(&train), validation.as_ref()]
         .into_iter()
         .flatten()

@@ -66,6 +66,12 @@ impl<'a> World<'a> {
         let text = scenario.job.as_ref().ok_or(SimError::NoJob)?;
         let fault = |reason: String| SimError::Job { reason };
         let mut file = JobFile::parse(text).map_err(|error| fault(error.to_string()))?;
+        if file.strategy.kind != skein_node::job::strategy::Kind::Exchange {
+            return Err(fault(
+                "the simulator trains jobs that exchange updates: run a pipeline with --engine lab"
+                    .into(),
+            ));
+        }
         let table: toml::Table = text
             .parse()
             .map_err(|error: toml::de::Error| fault(error.to_string()))?;

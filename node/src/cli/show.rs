@@ -149,6 +149,7 @@ pub(super) fn status(status: &Status) -> String {
     let mut running = String::new();
     for job in status.jobs.iter().filter(|job| !job.phase.is_final()) {
         running += &links(job);
+        running += &stages(job);
     }
     format!(
         "peer       {}\nmesh       {}\nversion    {}\nlistening  {listening}\nup for     {}\njoin with  {}\n\n{}{running}",
@@ -223,6 +224,64 @@ fn links(job: &JobStatus) -> String {
         );
     }
     text
+}
+
+/// The stages of a pipeline, and what the loss of a peer would cost.
+fn stages(job: &JobStatus) -> String {
+    if job.stages.is_empty() {
+        return String::new();
+    }
+    let mut rows = vec![row([
+        "STAGE",
+        "HOST",
+        "BLOCKS",
+        "STATE",
+        "STEP",
+        "SLOWDOWN",
+        "COPIES AT",
+    ])];
+    rows.extend(job.stages.iter().enumerate().map(|(number, stage)| {
+        let state = match (stage.alive, stage.in_place) {
+            (false, _) => "lost",
+            (true, false) => "moving",
+            (true, true) => "works",
+        };
+        let keepers: Vec<String> = stage.keepers.iter().map(|peer| peer.0.short()).collect();
+        vec![
+            number.to_string(),
+            stage.host.0.short(),
+            format!(
+                "{} to {}",
+                stage.first_block,
+                stage.first_block + stage.n_blocks - 1
+            ),
+            state.into(),
+            stage.step.to_string(),
+            number_of(stage.slowdown),
+            keepers.join(" "),
+        ]
+    }));
+    let mut text = format!(
+        "\n\nstages of {} {}, view {}\n{}",
+        job.name,
+        job.id.0.short(),
+        job.view,
+        table(&rows)
+    );
+    if let Some(recovery) = &job.recovery {
+        text += &format!(
+            "\nrecovery point: step {}; at most {} steps would be made again; every block is held by {} peers or more; copies here: {}",
+            recovery.step,
+            recovery.redone,
+            recovery.fewest_copies,
+            bytes(recovery.bytes)
+        );
+    }
+    text
+}
+
+fn number_of(slowdown: Option<f64>) -> String {
+    slowdown.map_or_else(|| "-".into(), |slowdown| format!("{slowdown:.2} x"))
 }
 
 /// What came of a job: its end, its model, and who contributed what.

@@ -256,7 +256,8 @@ impl Peer {
                 self.drain(now);
             }
             Message::Gossip(Gossip::Stop(_, reason)) => self.input(now, Input::StopHolds(reason)),
-            Message::Gossip(Gossip::Job(_)) => {}
+            // No simulated job is a pipeline.
+            Message::Gossip(Gossip::Job(_) | Gossip::Pipeline(..)) => {}
             Message::Update { packet, .. } => {
                 self.spend_on_coding(self.job.costs.us_per_applied);
                 self.exchange.packet(tick(now), tick(now), from, &packet);

@@ -120,7 +120,9 @@ impl Work {
         if self.number > 0 || self.flow.shape().looks == 0 {
             return;
         }
-        let next = self.flow.next_step() + 1;
+        let Some(next) = self.flow.begins().map(|step| step + 1) else {
+            return;
+        };
         let is_time = match worker.look_every {
             Some(every) => next % every == 0,
             None => self.last_look.is_none_or(|(at, took)| {
