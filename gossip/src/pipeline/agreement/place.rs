@@ -153,3 +153,192 @@ impl Agreement {
             .all(|host| host == self.me || self.is_alive(host))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::super::copies::Held;
+    use super::super::super::message::{Beat, BlockTime, Profile};
+    use super::super::super::plan::{Blocks, Plan, Stage};
+    use super::super::{Candidate, Config, Input, Planned, Planner};
+    use super::*;
+    use crate::ids::PeerId;
+    use crate::time::Tick;
+    use crate::view::Contribution;
+
+    /// One stage on the first who has the data.
+    #[derive(Debug)]
+    struct One;
+
+    impl Planner for One {
+        fn plan(&self, candidates: &[Candidate]) -> Result<Planned, String> {
+            let host = candidates[0].peer;
+            let stages = vec![Stage { host, blocks: 0..4 }];
+            Ok(Planned {
+                plan: Plan { stages },
+                step_us: 1e5,
+            })
+        }
+
+        fn step_us(&self, _: &Plan, _: &[Candidate]) -> Option<f64> {
+            Some(1e5)
+        }
+
+        fn bytes(&self, _: Blocks) -> u64 {
+            1
+        }
+    }
+
+    fn peer(n: u8) -> PeerId {
+        PeerId([n; 32])
+    }
+
+    fn at(ms: u64) -> Tick {
+        Tick(ms * 1000)
+    }
+
+    fn profile() -> Profile {
+        Profile {
+            blocks: vec![BlockTime::default(); 4],
+            ..Profile::default()
+        }
+    }
+
+    fn view(number: u64, cut: u16, from: u64, after: Option<Stamp>) -> Arc<View> {
+        let stage = |n, blocks| Stage {
+            host: peer(n),
+            blocks,
+        };
+        Arc::new(View {
+            stamp: Stamp {
+                number,
+                steward: peer(2),
+            },
+            members: vec![peer(2), peer(3)],
+            plan: Plan {
+                stages: vec![stage(2, 0..cut), stage(3, cut..4)],
+            },
+            from,
+            after,
+        })
+    }
+
+    fn beat(view: &View, held: &[Held]) -> Arc<Beat> {
+        Arc::new(Beat {
+            instance: 1,
+            standing: Standing::Ready,
+            has_data: true,
+            view: Some(view.stamp),
+            in_place: true,
+            is_broken: false,
+            step: 0,
+            held: held.to_vec(),
+            slowdown: 1.0,
+            stop: None,
+            last_step: None,
+            judged: None,
+            contribution: Contribution::default(),
+        })
+    }
+
+    /// Peer `n`, ready, beside peer 2.
+    fn ready(n: u8) -> Agreement {
+        let mut agreement = Agreement::new(Config::new(4), peer(n), 1, at(0), Box::new(One));
+        let prepared = Input::Prepared {
+            has_data: true,
+            profile: profile(),
+            held: Vec::new(),
+        };
+        agreement.handle(at(0), Input::Connected(peer(2)));
+        agreement.handle(at(0), Input::View(peer(2), view(1, 2, 0, None)));
+        agreement.handle(at(0), Input::Beat(peer(2), beat(&view(1, 2, 0, None), &[])));
+        agreement.handle(at(0), prepared);
+        agreement
+    }
+
+    fn outputs(agreement: &mut Agreement) -> Vec<Output> {
+        std::iter::from_fn(|| agreement.poll()).collect()
+    }
+
+    fn switches(outputs: &[Output]) -> bool {
+        outputs
+            .iter()
+            .any(|output| matches!(output, Output::Switch(_)))
+    }
+
+    #[test]
+    fn a_host_leaves_its_stage_once_it_has_made_the_line_that_others_wait_for() {
+        let mut agreement = ready(3);
+        assert!(switches(&outputs(&mut agreement)));
+        let (first, second) = (view(1, 2, 0, None), view(2, 3, 10, None));
+        let second = Arc::new(View {
+            after: Some(first.stamp),
+            ..(*second).clone()
+        });
+        agreement.handle(at(1), Input::InPlace(first.stamp));
+        agreement.handle(at(2), Input::View(peer(2), Arc::clone(&second)));
+        let until = Output::Until(Arc::clone(&second));
+        assert!(outputs(&mut agreement).contains(&until));
+        // Block 3 is all that it hosts from then on, and it may come before the own stage is through.
+        let copied = |blocks| Input::Copied { step: 10, blocks };
+        agreement.handle(at(3), copied(3..4));
+        assert!(!switches(&outputs(&mut agreement)));
+        agreement.handle(at(4), copied(2..4));
+        assert!(switches(&outputs(&mut agreement)));
+    }
+
+    #[test]
+    fn a_host_that_missed_the_view_before_says_that_the_line_cannot_be_made() {
+        let mut agreement = ready(3);
+        let after = Some(view(1, 2, 0, None).stamp);
+        // Not in place yet in the view that makes the line.
+        agreement.handle(at(2), Input::View(peer(2), view(2, 3, 10, after)));
+        assert!(agreement.own_beat().is_broken);
+    }
+
+    #[test]
+    fn a_host_works_once_the_stages_beside_it_are_connected() {
+        let mut agreement = Agreement::new(Config::new(4), peer(3), 1, at(0), Box::new(One));
+        let prepared = Input::Prepared {
+            has_data: true,
+            profile: profile(),
+            held: Vec::new(),
+        };
+        agreement.handle(at(1), Input::View(peer(9), view(7, 2, 0, None)));
+        agreement.handle(at(2), prepared);
+        assert!(!switches(&outputs(&mut agreement)));
+        agreement.handle(at(3), Input::Connected(peer(2)));
+        assert!(switches(&outputs(&mut agreement)));
+    }
+
+    #[test]
+    fn what_a_peer_said_before_its_connection_closed_counts_when_it_beats_again() {
+        let mut agreement = ready(3);
+        agreement.handle(at(1), Input::InPlace(view(1, 2, 0, None).stamp));
+        assert!(agreement.is_running());
+        agreement.handle(at(2), Input::Disconnected(peer(2)));
+        agreement.handle(at(3), Input::Connected(peer(2)));
+        assert!(!agreement.is_alive(peer(2)));
+        let held = agreement.view().cloned();
+        let held = beat(&held.unwrap(), &[]);
+        agreement.handle(at(4), Input::Beat(peer(2), held));
+        assert!(agreement.is_alive(peer(2)));
+    }
+
+    #[test]
+    fn a_peer_that_was_away_listens_before_it_leads() {
+        let mut agreement = ready(1);
+        let first = view(1, 2, 0, None);
+        agreement.handle(at(10), Input::Beat(peer(2), beat(&first, &[])));
+        outputs(&mut agreement);
+        // Away for five seconds, in which both hosts may have been replaced.
+        agreement.handle(at(5000), Input::Tick);
+        agreement.handle(at(5001), Input::Disconnected(peer(2)));
+        agreement.handle(at(5001), Input::Disconnected(peer(3)));
+        assert_eq!(agreement.view(), Some(&first));
+        let listened = at(5000) + Duration::from_millis(400);
+        agreement.handle(listened, Input::Tick);
+        assert_ne!(agreement.view(), Some(&first));
+    }
+}
