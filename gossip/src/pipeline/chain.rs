@@ -59,7 +59,8 @@ mod tests {
         let members = [peer(0), peer(1), peer(2)];
         assert_eq!(keepers(&plan(3), &members, 0, 1), [peer(1)]);
         assert_eq!(keepers(&plan(3), &members, 2, 2), [peer(0), peer(1)]);
-        assert_eq!(duties(&plan(3), &members, peer(0), 1), [2..3]);
+        let kept = duties(&plan(3), &members, peer(0), 1);
+        assert!(kept.len() == 1 && kept[0] == (2..3));
         assert!(keepers(&plan(1), &members[..1], 0, 2).is_empty());
     }
 

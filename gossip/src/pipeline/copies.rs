@@ -232,6 +232,8 @@ mod tests {
         assert!(a.has_all(20, 1..3) && a.has(10, 0) && !a.has(10, 1));
         assert_eq!(a.newest(0), 10);
         assert_eq!(a.newest(3), 0);
+        assert_eq!(a.newest_until(1, 19), 0);
+        assert_eq!(a.newest_until(1, 20), 20);
     }
 
     proptest! {

@@ -622,6 +622,25 @@ mod tests {
         assert!(!first.set_until(1), "step 0 is on its way without the mark");
         assert!(first.set_until(2));
         assert_eq!(first.first_free(), 2);
+        assert!(!first.set_until(3), "it ends before");
+    }
+
+    #[test]
+    fn labels_may_be_as_far_ahead_as_the_first_stage_is() {
+        let shape = |stage| Shape {
+            asynchronous: true,
+            depth: 6 - stage as u32,
+            ..shape(stage, 6, 1)
+        };
+        let mut first: Flow<u64> = Flow::new(shape(0), 0);
+        let mut last: Flow<u64> = Flow::new(shape(5), 0);
+        first.feed();
+        let mut n_labels = 0;
+        while let Some(Op::Forward { step, .. }) = first.next_op() {
+            last.arrive(Kind::Labels, step, 0, 0, NONE, 0).unwrap();
+            n_labels += 1;
+        }
+        assert_eq!(n_labels, 6);
     }
 
     #[test]

@@ -28,7 +28,7 @@ fn takeover(seed: u64, n: u8, stop: impl Fn(&mut World, PeerId)) -> Parts {
     while new(&world).is_none() && world.now < at + 20 * SECOND {
         world.run(world.now + MS);
     }
-    let life = new(&world).expect("a takeover");
+    let life = new(&world).unwrap();
     [
         life.adopted - at,
         life.fed - life.adopted,

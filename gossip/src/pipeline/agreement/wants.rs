@@ -143,8 +143,16 @@ impl Agreement {
             .holders(step, block)
             .filter(|peer| *peer != self.me)
             .collect();
-        // Where training waits, keepers are spared less than the host; in the background the other way round costs nothing.
+        // The host first, unless the link to another is faster.
+        let rate = |peer: PeerId| {
+            let rates = self.own.profile.iter().flat_map(|profile| &profile.rates);
+            let to_it = rates
+                .filter(|(other, _)| *other == peer)
+                .map(|(_, rate)| *rate);
+            to_it.fold(0.0, f32::max)
+        };
         holders.sort_by_key(|peer| (Some(*peer) != host, *peer));
+        holders.sort_by(|a, b| rate(*b).total_cmp(&rate(*a)));
         let end = block.checked_add(1)?;
         (!holders.is_empty()).then_some(Want {
             step,

@@ -203,7 +203,7 @@ impl World {
                 let life = self.views.entry((stamp.number, stamp.steward)).or_default();
                 life.fed = now;
                 let working = self.peers.get_mut(&peer).unwrap().working.as_mut();
-                let working = working.expect("a stage to feed");
+                let working = working.unwrap();
                 assert!(working.stamp == stamp);
                 working.flow.feed();
                 if let Some(until) = until {
@@ -230,7 +230,7 @@ impl World {
             }
             Output::ChooseLastStep => {
                 let working = self.peers.get_mut(&peer).unwrap().working.as_mut();
-                let flow = &mut working.expect("the first stage").flow;
+                let flow = &mut working.unwrap().flow;
                 let last = flow.first_free();
                 assert!(flow.set_until(last), "the first that is free");
                 self.at(self.now, Event::Input(process, Input::LastStep(last)));

@@ -40,7 +40,7 @@ pub(crate) struct Working {
 
 impl World {
     pub(super) fn switch(&mut self, peer: PeerId, view: &Arc<View>) {
-        let (stage, part) = view.plan.stage_of(peer).expect("a host");
+        let (stage, part) = view.plan.stage_of(peer).unwrap();
         let n_stages = view.plan.stages.len();
         let shape = Shape {
             stage,

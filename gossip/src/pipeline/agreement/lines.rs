@@ -1,0 +1,65 @@
+//! What can be recovered: the newest line with enough copies, and what is of no use any more.
+
+use super::super::copies::{Copies, Holding};
+use super::super::message::Standing;
+use super::{Agreement, Output};
+use crate::ids::PeerId;
+
+impl Agreement {
+    /// What all peers hold that are alive.
+    pub(super) fn copies(&self) -> Copies<'_> {
+        let others = self.heard.iter().filter(|(peer, _)| self.is_alive(**peer));
+        let others = others.map(|(peer, heard)| (*peer, &heard.holding));
+        Copies::new(
+            self.config.n_blocks,
+            others.chain([(self.me, &self.own.holding)]),
+        )
+    }
+
+    /// Finds the newest line with enough copies, and forgets what lies before the one before it.
+    pub(super) fn count_copies(&mut self) {
+        // What it kept on disk is not known yet.
+        if self.own.standing == Standing::Preparing {
+            return;
+        }
+        let members = self.view.as_ref().map_or(1, |view| {
+            let alive = |member: &&PeerId| **member == self.me || self.is_alive(**member);
+            view.members.iter().filter(alive).count()
+        });
+        let safe = self
+            .copies()
+            .newest_line((1 + self.config.copies).min(members.max(1)));
+        if safe > self.safe {
+            self.safe_before = self.safe;
+            self.safe = safe;
+            self.outputs.push_back(Output::Safe(safe));
+        }
+        let needed = match &self.view {
+            Some(view) if !self.is_in_effect(view) => view.from,
+            _ => u64::MAX,
+        };
+        let keep_from = self.safe_before.min(needed);
+        if keep_from > self.forgotten {
+            self.forgotten = keep_from;
+            self.own.holding.retain(|step, _| step >= keep_from);
+            self.outputs.push_back(Output::Forget(keep_from));
+            self.is_news = true;
+        }
+    }
+
+    /// What this peer holds, to give to others.
+    pub fn holding(&self) -> &Holding {
+        &self.own.holding
+    }
+
+    /// The recovery point: the newest line that would survive the loss of as many peers as there are to be copies.
+    pub fn safe(&self) -> u64 {
+        self.safe
+    }
+
+    /// How many peers alive hold a copy of every block at the newest line, at least.
+    pub fn fewest_copies(&self) -> usize {
+        let copies = self.copies();
+        copies.fewest(copies.newest_line(1))
+    }
+}
