@@ -33,6 +33,26 @@ pub enum ModelError {
         /// Width of the images.
         width: i64,
     },
+    /// The samples are not the tokens the model takes.
+    #[error(
+        "gpt takes samples of 1 to {context} tokens, got {got:?}: give text, and data.context at most model.context"
+    )]
+    Tokens {
+        /// Most tokens of a sample.
+        context: i64,
+        /// Shape of the samples.
+        got: [i64; 3],
+    },
+    /// The data has other tokens than the model.
+    #[error(
+        "the model has a vocabulary of {expected}, the data of {got}: set model.vocabulary = {got}"
+    )]
+    Vocabulary {
+        /// Tokens of the model.
+        expected: i64,
+        /// Tokens of the data.
+        got: i64,
+    },
     /// Too few or too many classes.
     #[error("a model needs between 2 and {MAX_CLASSES} classes, got {got}")]
     Classes {
@@ -110,9 +130,12 @@ impl Layout {
         end(&self.parameters)
     }
 
-    /// Labels each sample has: one.
+    /// Labels each sample has: one, or one for each token.
     pub fn labels_per_sample(&self) -> usize {
-        1
+        match self.config {
+            ModelConfig::Gpt { .. } => self.input_shape[2] as usize,
+            _ => 1,
+        }
     }
 
     /// Smallest batch that can be trained on: two where batch norm sees a single pixel per image.
@@ -170,6 +193,14 @@ pub(crate) fn build(
         ModelConfig::Mlp { .. } => 1,
         ModelConfig::Cnn {} => zoo::cnn::MIN_SIDE,
         ModelConfig::MobilenetV2 { .. } => zoo::mobilenet_v2::MIN_SIDE,
+        ModelConfig::Gpt {
+            context,
+            vocabulary,
+            ..
+        } => {
+            check_tokens(*context, *vocabulary, input_shape, n_classes)?;
+            1
+        }
     };
     let [channels, height, width] = input_shape;
     let sides = min_side..=1 << 20;
@@ -194,6 +225,26 @@ pub(crate) fn build(
         ModelConfig::MobilenetV2 { width } => {
             zoo::mobilenet_v2::build(&mut builder, channels, *width, n_classes)
         }
+        ModelConfig::Gpt {
+            layers,
+            heads,
+            width,
+            context,
+            vocabulary,
+            dropout,
+            tied,
+        } => {
+            let gpt = zoo::gpt::Gpt {
+                layers: *layers,
+                heads: *heads,
+                width: *width,
+                context: *context,
+                vocabulary: *vocabulary,
+                dropout: *dropout,
+                tied: *tied,
+            };
+            zoo::gpt::build(&mut builder, &gpt);
+        }
     }
     let got = builder.parameters.last().map_or(0, |last| {
         last.segment.offset.saturating_add(last.segment.len)
@@ -202,6 +253,27 @@ pub(crate) fn build(
         Err(ModelError::TooLarge { kind, got })
     } else {
         Ok(builder)
+    }
+}
+
+/// Refuses what is not tokens that a gpt knows.
+fn check_tokens(
+    context: i64,
+    vocabulary: i64,
+    got: [i64; 3],
+    n_classes: i64,
+) -> Result<(), ModelError> {
+    let [channels, height, length] = got;
+    if (channels, height) != (1, 1) || !(1..=context).contains(&length) {
+        return Err(ModelError::Tokens { context, got });
+    }
+    if vocabulary == n_classes {
+        Ok(())
+    } else {
+        Err(ModelError::Vocabulary {
+            expected: vocabulary,
+            got: n_classes,
+        })
     }
 }
 
@@ -253,7 +325,7 @@ impl Model {
     /// the number of batches seen), and the pass is recorded for gradients unless inside `tch::no_grad`.
     ///
     /// # Shapes
-    /// `x: [B, C, H, W] f32 → [B, n_classes]`
+    /// `x: [B, C, H, W] f32 → [B, n_classes]`; of a gpt `x: [B, 1, 1, T] f32 → [B, T, n_classes]`
     ///
     /// # Errors
     /// A batch of another shape; a single sample where batch norm needs two.

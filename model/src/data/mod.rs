@@ -11,6 +11,7 @@ mod idx;
 mod cifar;
 mod npy;
 mod images;
+mod text;
 mod source;
 mod exact;
 mod split;

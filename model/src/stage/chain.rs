@@ -10,7 +10,7 @@ use super::error::StageError;
 use super::shape::shapes_behind;
 use super::state::{BlockLayout, BlockState, layouts_of};
 use crate::arena::{Arena, Segment};
-use crate::block::{self, Block, Variable};
+use crate::block::{self, Block, Builder, Variable};
 use crate::config::{ModelConfig, OptimiserConfig};
 use crate::data::Batch;
 use crate::layer::{Mode, Pass, Variables};
@@ -85,6 +85,7 @@ impl Chain {
                 n_blocks,
             });
         }
+        check_shared(&builder, &range)?;
         let mut layout = layout_of(config, input_shape, n_classes, &builder);
         let names = optimiser.state_names().iter();
         layout.optimiser = names.map(|name| (*name).to_owned()).collect();
@@ -319,6 +320,26 @@ impl Chain {
             start: self.range.start,
         }
     }
+}
+
+/// Refuses a stage that has one of two blocks that share a variable, but not the other.
+fn check_shared(builder: &Builder, range: &Range<usize>) -> Result<(), StageError> {
+    for (block, sharing) in builder.blocks.iter().enumerate() {
+        for number in sharing.shared() {
+            let owns = |owner: &Block| owner.parameters().contains(number);
+            let owner = builder.blocks.iter().position(owns);
+            let owner_is_here = owner.is_some_and(|owner| range.contains(&owner));
+            if owner_is_here != range.contains(&block) {
+                return Err(StageError::Tied {
+                    block,
+                    variable: builder.parameters[*number].segment.name.clone(),
+                    start: range.start,
+                    end: range.end,
+                });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The same variables, the first of them at offset 0.
