@@ -6,7 +6,7 @@ use std::ops::Index;
 
 use tch::{Kind, TchError, Tensor};
 
-use crate::arena::{Arena, Segment};
+use crate::arena::Arena;
 use crate::random::Stream;
 
 /// Torchvision's batch-norm settings: weight of a new batch in the running statistics, and what keeps the root above zero.
@@ -228,51 +228,6 @@ impl Layer {
                 }
                 y.f_add(&x)
             }
-        }
-    }
-
-    /// Shape per sample of what the layer makes of samples of the shape `input`; `segments` are the whole model's.
-    pub(crate) fn output_shape(&self, input: &[i64], segments: &[Segment]) -> Vec<i64> {
-        match (self, input) {
-            (
-                Self::Conv {
-                    weight,
-                    stride,
-                    padding,
-                    ..
-                },
-                [_, sides @ ..],
-            ) => {
-                let kernel = &segments[*weight].shape; // [C', C/groups, K, K]
-                let side = |side: &i64| (side + 2 * padding - kernel[3]) / stride + 1;
-                [kernel[0]]
-                    .into_iter()
-                    .chain(sides.iter().map(side))
-                    .collect()
-            }
-            (Self::MaxPool, [channels, sides @ ..]) => {
-                let halves = sides.iter().map(|side| side / 2);
-                [*channels].into_iter().chain(halves).collect()
-            }
-            (Self::GlobalMean, [channels, ..]) => vec![*channels, 1, 1],
-            (Self::Flatten, _) => vec![input.iter().product()],
-            (Self::Linear { weight, .. }, [rest @ .., _]) => {
-                let outputs = segments[*weight].shape[0];
-                rest.iter().copied().chain([outputs]).collect()
-            }
-            (Self::Projection { weight, .. }, [rest @ .., _]) => {
-                let outputs = segments[*weight].shape[1];
-                rest.iter().copied().chain([outputs]).collect()
-            }
-            (Self::Embedding { tokens, .. }, [.., length]) => {
-                vec![*length, segments[*tokens].shape[1]]
-            }
-            (Self::Attention { .. }, [length, width]) => vec![*length, width / 3],
-            (Self::Residual(layers), _) => {
-                let after = |shape: Vec<i64>, layer: &Self| layer.output_shape(&shape, segments);
-                layers.iter().fold(input.to_vec(), after)
-            }
-            _ => input.to_vec(),
         }
     }
 }

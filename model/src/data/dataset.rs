@@ -65,6 +65,11 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// Samples `[B, C, H, W]` and their labels as they are.
+    pub(crate) fn new(x: Tensor, y: Tensor) -> Self {
+        Self { x, y }
+    }
+
     /// Number of samples.
     pub fn len(&self) -> usize {
         self.x.size().first().map_or(0, |samples| *samples as usize)

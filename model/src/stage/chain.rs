@@ -7,7 +7,7 @@ use tch::{Kind, Reduction, Tensor};
 
 use super::activation::Activation;
 use super::error::StageError;
-use super::shape::shapes_behind;
+use super::shape::extents_of;
 use super::state::{BlockLayout, BlockState, layouts_of};
 use crate::arena::{Arena, Segment};
 use crate::block::{self, Block, Builder, Variable};
@@ -89,11 +89,11 @@ impl Chain {
         let mut layout = layout_of(config, input_shape, n_classes, &builder);
         let names = optimiser.state_names().iter();
         layout.optimiser = names.map(|name| (*name).to_owned()).collect();
-        let mut shapes = shapes_behind(&builder.blocks, &layout);
-        let output = shapes.swap_remove(end - 1);
+        let extents = extents_of(&builder.blocks, &layout);
+        let output = extents[end - 1].shape.clone();
         let input = match start.checked_sub(1) {
             None => input_shape.to_vec(),
-            Some(before) => shapes.swap_remove(before),
+            Some(before) => extents[before].shape.clone(),
         };
         let block_layouts = layouts_of(&builder, optimiser.state_names().len());
         let blocks = builder.blocks[range.clone()].to_vec();
