@@ -216,13 +216,7 @@ impl Trainer {
     /// # Errors
     /// A rate outside (0, 100].
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<(), TrainError> {
-        let mut changed = self.optimiser.config().clone();
-        match &mut changed {
-            OptimiserConfig::Sgd { lr, .. } | OptimiserConfig::Adamw { lr, .. } => *lr = rate,
-        }
-        changed.validate()?;
-        self.optimiser.set_learning_rate(rate);
-        Ok(())
+        Ok(self.optimiser.try_learning_rate(rate)?)
     }
 
     /// Sets the momentum of the next updates of SGD that was begun with momentum; it is not part of a snapshot. Other optimisers

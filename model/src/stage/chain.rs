@@ -180,7 +180,29 @@ impl Chain {
         Ok(block::run(&self.blocks, x, &mut pass)?)
     }
 
-    /// Mean cross entropy `[]` of logits, and how many are right.
+    /// What the blocks make of samples without training.
+    pub(crate) fn evaluate(
+        &self,
+        input: Input,
+        parameters: &Arena,
+        buffers: &Arena,
+    ) -> Result<Tensor, StageError> {
+        let x = self.tensor(input, false)?;
+        tch::no_grad(|| self.run(&x, parameters, buffers, Mode::Evaluate, 0))
+    }
+
+    /// The sum of the cross entropies of logits, and how many are right.
+    pub(crate) fn judge(
+        &self,
+        logits: &Tensor,
+        labels: &[i64],
+    ) -> Result<(f64, usize), StageError> {
+        self.check_labels(labels, logits.size()[0])?;
+        let (loss, correct) = self.score(logits, labels, Reduction::Sum)?;
+        Ok((loss.f_double_value(&[])?, correct))
+    }
+
+    /// Cross entropy `[]` of logits, and how many are right.
     pub(crate) fn score(
         &self,
         logits: &Tensor,

@@ -257,7 +257,10 @@ impl Stage {
     /// # Errors
     /// An input that is not for this stage, of another shape or not finite.
     pub fn evaluate<'a>(&self, x: impl Into<Input<'a>>) -> Result<Activation, StageError> {
-        Ok(Activation::of(&self.outputs(x.into())?)?)
+        let y = self
+            .chain
+            .evaluate(x.into(), &self.parameters, &self.buffers)?;
+        Ok(Activation::of(&y)?)
     }
 
     /// The last stage's part of an evaluation: the sum of the cross entropies in nats, and how many labels were right.
@@ -269,10 +272,10 @@ impl Stage {
         x: impl Into<Input<'a>>,
         labels: &[i64],
     ) -> Result<(f64, usize), StageError> {
-        let logits = self.outputs(x.into())?;
-        self.chain.check_labels(labels, logits.size()[0])?;
-        let (loss, correct) = self.chain.score(&logits, labels, Reduction::Sum)?;
-        Ok((loss.f_double_value(&[])?, correct))
+        let logits = self
+            .chain
+            .evaluate(x.into(), &self.parameters, &self.buffers)?;
+        self.chain.judge(&logits, labels)
     }
 
     /// The state of one block at the last step boundary, whatever is in flight.
@@ -318,13 +321,7 @@ impl Stage {
     /// # Errors
     /// A rate outside (0, 100].
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<(), StageError> {
-        let mut changed = self.optimiser.config().clone();
-        match &mut changed {
-            OptimiserConfig::Sgd { lr, .. } | OptimiserConfig::Adamw { lr, .. } => *lr = rate,
-        }
-        changed.validate()?;
-        self.optimiser.set_learning_rate(rate);
-        Ok(())
+        Ok(self.optimiser.try_learning_rate(rate)?)
     }
 
     /// Numbers of its blocks in the whole chain.
@@ -400,12 +397,6 @@ impl Stage {
         accumulate(sum, &gradients.parameters, segments, weight, scratch)?;
         let input = gradients.input.as_ref().map(Activation::of);
         Ok(input.transpose()?)
-    }
-
-    fn outputs(&self, x: Input) -> Result<Tensor, StageError> {
-        let x = self.chain.tensor(x, false)?;
-        let (parameters, buffers) = (&self.parameters, &self.buffers);
-        tch::no_grad(|| self.chain.run(&x, parameters, buffers, Mode::Evaluate, 0))
     }
 
     fn even_counters(&self) -> Result<(i64, u64), StageError> {

@@ -333,6 +333,13 @@ fn a_checkpoint_is_taken_apart_and_its_weights_hash_is_the_models() {
 }
 
 #[test]
+fn stages_may_live_on_other_threads() {
+    fn moves<T: Send>() {}
+    moves::<Stage>();
+    moves::<stage::Stashed>();
+}
+
+#[test]
 fn initial_weights_are_the_whole_models() {
     for case in zoo() {
         let model = Model::new(&case.config, case.shape, case.n_classes, SEED).unwrap();
