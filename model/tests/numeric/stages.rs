@@ -273,6 +273,11 @@ fn another_cut_in_the_middle_changes_no_bit() {
             let mut pipeline = Pipeline::new(&case, &optimiser, 3);
             pipeline.step(&case, 0);
             let encoded: Vec<Vec<u8>> = pipeline.states().iter().map(BlockState::encode).collect();
+            let mut bytes = Vec::new();
+            pipeline.stages[1]
+                .encode_block(pipeline.stages[1].blocks().start, &mut bytes)
+                .unwrap();
+            assert_eq!(bytes, encoded[pipeline.stages[1].blocks().start]);
             let layouts = encoded.iter().zip(&pipeline.layouts);
             let states: Vec<BlockState> = layouts
                 .map(|(bytes, layout)| BlockState::decode(bytes, layout).unwrap())
