@@ -3,7 +3,8 @@
 
     pip install torch safetensors          (and torchvision for mobilenet-v2)
     python3 load_export.py model.safetensors
-    python3 load_export.py model.safetensors images.pt      a float tensor [B, C, H, W] with pixels from 0 to 1
+    python3 load_export.py model.safetensors images.pt      a float tensor [B, C, H, W] with pixels from 0 to 1,
+                                                            of a gpt [B, 1, 1, T] with the tokens' numbers
 
 Without images it takes a grey gradient. The file says in its metadata which model it is of and how images are normalised.
 """
@@ -50,6 +51,68 @@ class Cnn(nn.Module):
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
+class Linear(nn.Module):
+    """GPT-2's Conv1D: a linear layer whose weight stands the other way."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class Layer(nn.Module):
+    """Causal attention and two linear layers, each on normalised input and added to it."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.ln_1 = nn.LayerNorm(width)
+        self.attn = nn.ModuleDict({"c_attn": Linear(width, 3 * width), "c_proj": Linear(width, width)})
+        self.ln_2 = nn.LayerNorm(width)
+        self.mlp = nn.ModuleDict({"c_fc": Linear(width, 4 * width), "c_proj": Linear(4 * width, width)})
+
+    def attend(self, x):
+        batch, length, width = x.shape
+        parts = self.attn["c_attn"](x).split(width, dim=2)
+        q, k, v = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts)
+        scores = q @ k.transpose(2, 3) / math.sqrt(width // self.heads)
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        mixed = scores.masked_fill(later, -math.inf).softmax(3) @ v
+        return self.attn["c_proj"](mixed.transpose(1, 2).reshape(batch, length, width))
+
+    def forward(self, x):
+        x = x + self.attend(self.ln_1(x))
+        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    """GPT-2 with Hugging Face's names; takes tokens [B, 1, 1, T] as floats and gives logits [B, T, V]."""
+
+    def __init__(self, config):
+        super().__init__()
+        width, vocabulary = config["width"], config["vocabulary"]
+        self.transformer = nn.ModuleDict({
+            "wte": nn.Embedding(vocabulary, width),
+            "wpe": nn.Embedding(config["context"], width),
+            "h": nn.ModuleList(Layer(width, config["heads"]) for _ in range(config["layers"])),
+            "ln_f": nn.LayerNorm(width),
+        })
+        if not config["tied"]:
+            self.lm_head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, x):
+        tokens = x.flatten(1).long()
+        parts = self.transformer
+        x = parts["wte"](tokens) + parts["wpe"].weight[: tokens.shape[1]]
+        for layer in parts["h"]:
+            x = layer(x)
+        head = self.lm_head.weight if hasattr(self, "lm_head") else parts["wte"].weight
+        return F.linear(parts["ln_f"](x), head)
+
+
 def build(config, input_shape, n_classes):
     """The model that the description `config` names, with fresh weights."""
     channels, height, width = input_shape
@@ -65,6 +128,8 @@ def build(config, input_shape, n_classes):
             first = model.features[0][0]
             model.features[0][0] = nn.Conv2d(channels, first.out_channels, 3, stride=2, padding=1, bias=False)
         return model
+    if config["kind"] == "gpt":
+        return Gpt(config)
     raise SystemExit(f"unknown model {config['kind']}")
 
 
@@ -91,7 +156,7 @@ def main():
     std = torch.tensor(description["normalisation"]["std"]).reshape(-1, 1, 1)
     with torch.no_grad():
         logits = model((images - mean) / std)
-    for row in logits:
+    for row in logits.flatten(0, -2):
         print(" ".join(f"{value:.6f}" for value in row.tolist()), "-> class", int(row.argmax()))
 
 

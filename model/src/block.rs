@@ -17,6 +17,8 @@ pub struct Block {
     layers: Vec<Layer>,
     parameters: Range<usize>,
     buffers: Range<usize>,
+    /// Parameters of other blocks that its layers use.
+    shared: Vec<usize>,
 }
 
 impl Block {
@@ -33,6 +35,11 @@ impl Block {
     /// Its segments in the buffer arena.
     pub fn buffers(&self) -> Range<usize> {
         self.buffers.clone()
+    }
+
+    /// Parameters of other blocks that it uses, by number: it cannot be parted from them.
+    pub fn shared(&self) -> &[usize] {
+        &self.shared
     }
 
     pub(crate) fn layers(&self) -> &[Layer] {
@@ -76,6 +83,8 @@ pub(crate) struct Builder {
     pub(crate) blocks: Vec<Block>,
     pub(crate) parameters: Vec<Variable>,
     pub(crate) buffers: Vec<Variable>,
+    /// What the block that is being declared shares with blocks before it.
+    shared: Vec<usize>,
 }
 
 /// Shape and wiring of a convolution without bias.
@@ -102,6 +111,7 @@ impl Builder {
             layers,
             parameters: first_parameter..self.parameters.len(),
             buffers: first_buffer..self.buffers.len(),
+            shared: std::mem::take(&mut self.shared),
         });
     }
 
@@ -113,7 +123,36 @@ impl Builder {
             Init::Uniform { bound },
         );
         let bias = self.parameter(format!("{name}.bias"), &[outputs], Init::Zero);
-        Layer::Linear { weight, bias }
+        Layer::Linear {
+            weight,
+            bias: Some(bias),
+        }
+    }
+
+    /// A linear layer whose weight stands the other way: `name.weight [F, F']`, `name.bias [F']`.
+    pub(crate) fn projection(&mut self, name: &str, shape: [i64; 2], bound: f64) -> Layer {
+        let weight = self.matrix(name, shape, bound);
+        let bias = self.parameter(format!("{name}.bias"), &shape[1..], Init::Zero);
+        Layer::Projection { weight, bias }
+    }
+
+    /// The number of a matrix `name.weight`, uniform in `[-bound, bound]`.
+    pub(crate) fn matrix(&mut self, name: &str, shape: [i64; 2], bound: f64) -> usize {
+        self.parameter(format!("{name}.weight"), &shape, Init::Uniform { bound })
+    }
+
+    /// Layer norm over rows of `width`.
+    pub(crate) fn layer_norm(&mut self, name: &str, width: i64) -> Layer {
+        Layer::RowNorm {
+            weight: self.parameter(format!("{name}.weight"), &[width], Init::One),
+            bias: self.parameter(format!("{name}.bias"), &[width], Init::Zero),
+        }
+    }
+
+    /// Lets the block being declared use parameter `number` of a block before it.
+    pub(crate) fn share(&mut self, number: usize) -> usize {
+        self.shared.push(number);
+        number
     }
 
     /// A convolution `name.weight [C', C/groups, K, K]` that keeps the size (but for the stride), with a bias if `bias`.

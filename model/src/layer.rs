@@ -6,12 +6,14 @@ use std::ops::Index;
 
 use tch::{Kind, TchError, Tensor};
 
-use crate::arena::{Arena, Segment};
+use crate::arena::Arena;
 use crate::random::Stream;
 
 /// Torchvision's batch-norm settings: weight of a new batch in the running statistics, and what keeps the root above zero.
 const BATCH_NORM_MOMENTUM: f64 = 0.1;
 const BATCH_NORM_EPSILON: f64 = 1e-5;
+/// GPT-2's.
+const LAYER_NORM_EPSILON: f64 = 1e-5;
 
 /// One operation. Numbers named after variables index the arenas (`mean` and `variance` the buffers, others the parameters).
 #[derive(Clone, Debug)]
@@ -43,8 +45,18 @@ pub(crate) enum Layer {
     Flatten,
     /// Drops each element with probability `p` in training.
     Dropout { p: f32 },
-    /// `[B, F] → [B, F']`
-    Linear { weight: usize, bias: usize },
+    /// `[B, …, F] → [B, …, F']` with a weight `[F', F]`
+    Linear { weight: usize, bias: Option<usize> },
+    /// `[B, …, F] → [B, …, F']` with a weight `[F, F']`: GPT-2's `Conv1D`
+    Projection { weight: usize, bias: usize },
+    /// Layer norm: normalises each row of `[…, C]`.
+    RowNorm { weight: usize, bias: usize },
+    /// `x Φ(x)`, by the tanh formula GPT-2 was trained with
+    Gelu,
+    /// Rows of two tables, by token and by position, added: `[B, 1, 1, T] → [B, T, C]`
+    Embedding { tokens: usize, positions: usize },
+    /// Causal attention of queries, keys and values side by side: `[B, T, 3C] → [B, T, C]`
+    Attention { heads: i64 },
     /// Adds what the layers make of the input to the input.
     Residual(Vec<Layer>),
 }
@@ -182,8 +194,33 @@ impl Layer {
                 x.f_mul(&Tensor::f_from_slice(&mask)?.f_view(x.size().as_slice())?)
             }
             Self::Linear { weight, bias } => {
-                x.f_linear(&pass.parameters[*weight], Some(&pass.parameters[*bias]))
-            } // [B, F']
+                let bias = bias.map(|bias| &pass.parameters[bias]);
+                x.f_linear(&pass.parameters[*weight], bias) // [B, …, F']
+            }
+            Self::Projection { weight, bias } => {
+                let weight = &pass.parameters[*weight];
+                let mut shape = x.size();
+                shape.pop();
+                shape.push(weight.size()[1]);
+                let rows = x.f_flatten(0, -2)?; // [B …, F]
+                let rows = pass.parameters[*bias].f_addmm(&rows, weight)?; // [B …, F']
+                rows.f_view(shape.as_slice()) // [B, …, F']
+            }
+            Self::RowNorm { weight, bias } => {
+                let weight = &pass.parameters[*weight];
+                let (shape, bias) = (weight.size(), &pass.parameters[*bias]);
+                x.f_layer_norm(shape, Some(weight), Some(bias), LAYER_NORM_EPSILON, false)
+            }
+            Self::Gelu => x.f_gelu("tanh"),
+            Self::Embedding { tokens, positions } => {
+                let numbers = x.f_flatten(1, -1)?.f_to_kind(Kind::Int64)?; // [B, T]
+                let positions = &pass.parameters[*positions];
+                let positions = positions.f_narrow(0, 0, numbers.size()[1])?; // [T, C]
+                let tokens = &pass.parameters[*tokens];
+                let rows = Tensor::f_embedding(tokens, &numbers, -1, false, false)?; // [B, T, C]
+                rows.f_add(&positions)
+            }
+            Self::Attention { heads } => attention(&x, *heads),
             Self::Residual(layers) => {
                 let mut y = x.shallow_clone();
                 for layer in layers {
@@ -193,37 +230,28 @@ impl Layer {
             }
         }
     }
+}
 
-    /// Shape per sample of what the layer makes of samples of the shape `input`; `segments` are the whole model's.
-    pub(crate) fn output_shape(&self, input: &[i64], segments: &[Segment]) -> Vec<i64> {
-        match (self, input) {
-            (
-                Self::Conv {
-                    weight,
-                    stride,
-                    padding,
-                    ..
-                },
-                [_, sides @ ..],
-            ) => {
-                let kernel = &segments[*weight].shape; // [C', C/groups, K, K]
-                let side = |side: &i64| (side + 2 * padding - kernel[3]) / stride + 1;
-                [kernel[0]]
-                    .into_iter()
-                    .chain(sides.iter().map(side))
-                    .collect()
-            }
-            (Self::MaxPool, [channels, sides @ ..]) => {
-                let halves = sides.iter().map(|side| side / 2);
-                [*channels].into_iter().chain(halves).collect()
-            }
-            (Self::GlobalMean, [channels, ..]) => vec![*channels, 1, 1],
-            (Self::Flatten, _) => vec![input.iter().product()],
-            (Self::Linear { weight, .. }, [rest @ .., _]) => {
-                let outputs = segments[*weight].shape[0];
-                rest.iter().copied().chain([outputs]).collect()
-            }
-            _ => input.to_vec(),
-        }
-    }
+/// Each token looks at itself and those before it, in `heads` ways: `[B, T, 3C] → [B, T, C]`.
+fn attention(x: &Tensor, heads: i64) -> Result<Tensor, TchError> {
+    let size = x.size();
+    let (batch, length, width) = (size[0], size[1], size[2] / 3);
+    let parts = x.f_split(width, 2)?; // three of [B, T, C]
+    let part = |number: usize| {
+        let part = parts[number].f_view([batch, length, heads, width / heads])?;
+        part.f_transpose(1, 2) // [B, H, T, D]
+    };
+    let (queries, keys, values) = (part(0)?, part(1)?, part(2)?);
+    let mixed = Tensor::f_scaled_dot_product_attention(
+        &queries,
+        &keys,
+        &values,
+        None::<Tensor>,
+        0.0,
+        true,
+        None,
+        false,
+    )?; // [B, H, T, D]
+    let rows = mixed.f_transpose(1, 2)?; // [B, T, H, D]
+    rows.f_reshape([batch, length, width]) // [B, T, C]
 }

@@ -26,6 +26,7 @@ pub mod random;
 pub mod config;
 pub mod arena;
 mod layer;
+mod extent;
 mod block;
 mod zoo;
 pub mod model;
@@ -34,6 +35,7 @@ pub mod data;
 mod optimiser;
 pub mod train;
 pub mod stage;
+pub mod plan;
 pub mod checkpoint;
 
 pub use block::{Block, MAX_PARAMETERS};

@@ -3,7 +3,7 @@
 //! One pass over memory, and every product and sum rounded on its own (no fused multiply-add), so the same gradient
 //! gives the same weights on every platform. The formulas are PyTorch's (`torch.optim.SGD`, `torch.optim.AdamW`).
 
-use crate::config::OptimiserConfig;
+use crate::config::{ConfigError, OptimiserConfig};
 
 /// The optimiser with its state.
 #[derive(Debug)]
@@ -34,10 +34,15 @@ impl Optimiser {
         &self.config
     }
 
-    pub(crate) fn set_learning_rate(&mut self, rate: f64) {
-        match &mut self.config {
+    /// Sets the learning rate of the next updates, if it is one.
+    pub(crate) fn try_learning_rate(&mut self, rate: f64) -> Result<(), ConfigError> {
+        let mut changed = self.config.clone();
+        match &mut changed {
             OptimiserConfig::Sgd { lr, .. } | OptimiserConfig::Adamw { lr, .. } => *lr = rate,
         }
+        changed.validate()?;
+        self.config = changed;
+        Ok(())
     }
 
     /// SGD with momentum only: others have none to change.

@@ -34,6 +34,14 @@ pub enum TrainError {
         /// Optimiser updates made.
         steps: u64,
     },
+    /// Labels for another kind of model: one per sample, or one per token.
+    #[error("the model needs {expected} labels for this batch, got {got}")]
+    Labels {
+        /// Labels the batch should have.
+        expected: usize,
+        /// Labels it has.
+        got: usize,
+    },
     /// A slice is not as long as the parameters.
     #[error("the model has {expected} parameters, the gradient slice {got}")]
     GradientLength {
@@ -80,9 +88,9 @@ impl From<TchError> for TrainError {
 /// How well a model does on a range of samples.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Evaluation {
-    /// Mean cross entropy, in nats per sample.
+    /// Mean cross entropy, in nats per label: per sample, of text per token.
     pub loss: f64,
-    /// Share of samples whose largest logit is the label's, 0 to 1.
+    /// Share of labels that have the largest logit, 0 to 1.
     pub accuracy: f64,
     /// Samples looked at.
     pub samples: usize,
@@ -126,7 +134,8 @@ impl Trainer {
     /// A batch or slice of the wrong size; a loss that is not finite (`out` is then unchanged).
     pub fn gradient(&mut self, batch: &Batch, out: &mut [f32]) -> Result<f32, TrainError> {
         self.check_length(out.len())?;
-        let logits = self.model.forward(batch.x(), true)?; // [B, n_classes]
+        check_labels(&self.layout, batch)?;
+        let logits = self.model.forward(batch.x(), true)?; // [B, …, n_classes]
         let loss = cross_entropy(&logits, batch.y(), Reduction::Mean)?; // []
         let value = loss.f_double_value(&[])? as f32;
         if !value.is_finite() {
@@ -207,13 +216,7 @@ impl Trainer {
     /// # Errors
     /// A rate outside (0, 100].
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<(), TrainError> {
-        let mut changed = self.optimiser.config().clone();
-        match &mut changed {
-            OptimiserConfig::Sgd { lr, .. } | OptimiserConfig::Adamw { lr, .. } => *lr = rate,
-        }
-        changed.validate()?;
-        self.optimiser.set_learning_rate(rate);
-        Ok(())
+        Ok(self.optimiser.try_learning_rate(rate)?)
     }
 
     /// Sets the momentum of the next updates of SGD that was begun with momentum; it is not part of a snapshot. Other optimisers
@@ -309,18 +312,20 @@ pub fn evaluate(
     let rows: Vec<usize> = (start..end).collect();
     for rows in rows.chunks(batch.max(1)) {
         let batch = data.batch(rows);
-        let logits = model.forward(batch.x(), false)?; // [B, n_classes]
+        check_labels(model.layout(), &batch)?;
+        let logits = model.forward(batch.x(), false)?; // [B, …, n_classes]
         loss += cross_entropy(&logits, batch.y(), Reduction::Sum)?.f_double_value(&[])?;
         let hits = logits
-            .f_argmax(1, false)?
+            .f_argmax(-1, false)?
             .f_eq_tensor(batch.y())?
             .f_sum(Kind::Int64)?;
         correct += hits.f_int64_value(&[])?;
     }
     let samples = end - start;
+    let labels = (samples * model.layout().labels_per_sample()) as f64;
     Ok(Evaluation {
-        loss: loss / samples as f64,
-        accuracy: correct as f64 / samples as f64,
+        loss: loss / labels,
+        accuracy: correct as f64 / labels,
         samples,
     })
 }
@@ -331,5 +336,16 @@ pub(crate) fn cross_entropy(
     y: &Tensor,
     reduction: Reduction,
 ) -> Result<Tensor, TchError> {
-    logits.f_cross_entropy_loss(y, None::<Tensor>, reduction, -100, 0.0)
+    let rows = logits.f_flatten(0, -2)?; // [B …, V]
+    let labels = y.f_flatten(0, -1)?; // [B …]
+    rows.f_cross_entropy_loss(&labels, None::<Tensor>, reduction, -100, 0.0)
+}
+
+fn check_labels(layout: &Layout, batch: &Batch) -> Result<(), TrainError> {
+    let (expected, got) = (batch.len() * layout.labels_per_sample(), batch.y().numel());
+    if expected == got {
+        Ok(())
+    } else {
+        Err(TrainError::Labels { expected, got })
+    }
 }

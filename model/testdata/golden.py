@@ -20,6 +20,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "examples"))
 import load_export  # noqa: E402
 
+GPT = {"layers": 3, "heads": 4, "width": 32, "context": 16, "vocabulary": 61, "dropout": 0.0}
 CASES = [
     ({"kind": "mlp", "hidden": [20, 10]}, [1, 8, 8], 10),
     ({"kind": "cnn"}, [1, 28, 28], 10),
@@ -28,6 +29,8 @@ CASES = [
     ({"kind": "mobilenet-v2", "width": 1.0}, [3, 224, 224], 10),
     ({"kind": "mobilenet-v2", "width": 0.5}, [1, 28, 28], 7),
     ({"kind": "mobilenet-v2", "width": 1.4}, [3, 64, 64], 100),
+    ({"kind": "gpt", **GPT, "tied": False}, [1, 1, 16], 61),
+    ({"kind": "gpt", **GPT, "tied": True}, [1, 1, 9], 61),
 ]
 BATCH = 2
 
@@ -54,8 +57,11 @@ def tensor(name, shape, stream):
     return torch.from_numpy(values.astype(numpy.float32)).reshape(shape)
 
 
-def images(input_shape, batch):
-    return torch.from_numpy(uniform(batch * math.prod(input_shape), 0).astype(numpy.float32)).reshape(batch, *input_shape)
+def images(config, input_shape, batch):
+    values = uniform(batch * math.prod(input_shape), 0)
+    if config["kind"] == "gpt":
+        values = numpy.floor((values + 1) / 2 * config["vocabulary"])
+    return torch.from_numpy(values.astype(numpy.float32)).reshape(batch, *input_shape)
 
 
 def fill(model):
@@ -76,7 +82,7 @@ def write():
     for config, input_shape, n_classes in CASES:
         model = load_export.build(config, input_shape, n_classes)
         names = fill(model)
-        x = images(input_shape, BATCH)
+        x = images(config, input_shape, BATCH)
         with torch.no_grad():
             logits = model.eval()(x)
             model.train()(x)
@@ -97,8 +103,9 @@ def write():
 
 def logits(path, batch):
     model, description = load_export.load(path)
+    x = images(description["model"], description["input_shape"], batch)
     with torch.no_grad():
-        print(json.dumps(model(images(description["input_shape"], batch)).flatten().tolist()))
+        print(json.dumps(model(x).flatten().tolist()))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ pub enum Source {
     Npy,
     /// A folder of PNG or JPEG images, one folder per class.
     Images,
+    /// Any file, taken as text: each byte is a token, and each sample `context` of them, to predict the next ones from.
+    Text,
 }
 
 /// Which samples a peer draws from. `shard` is the peer's number among `shards`.
@@ -58,6 +60,9 @@ impl Default for Split {
 /// Most shards a split may have.
 pub const MAX_SHARDS: u32 = 65_536;
 
+/// Most tokens a sample of text may have.
+pub const MAX_CONTEXT: i64 = 65_536;
+
 /// Most classes a data set may have.
 pub const MAX_CLASSES: i64 = 65_536;
 
@@ -82,6 +87,9 @@ pub struct DataConfig {
     /// a black frame, or are cut, so that MNIST is 32x32.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<[u32; 2]>,
+    /// Tokens per sample of text, at most as many as the model's context.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<u32>,
     /// Number of classes where the source does not fix it; default: the highest label plus one. Set it when no single
     /// peer holds all classes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,6 +114,7 @@ impl Default for DataConfig {
             name: None,
             validation_fraction: 0.1,
             size: None,
+            context: None,
             classes: None,
             mean: None,
             std: None,
@@ -130,7 +139,12 @@ impl DataConfig {
         )?;
         let needs_path = matches!(
             self.source,
-            Source::Idx | Source::Cifar10 | Source::Cifar100 | Source::Npy | Source::Images
+            Source::Idx
+                | Source::Cifar10
+                | Source::Cifar100
+                | Source::Npy
+                | Source::Images
+                | Source::Text
         );
         let has_path = self.path.is_some() || self.name.is_some();
         check(
@@ -155,7 +169,7 @@ impl DataConfig {
         )?;
         if let Some(size) = self.size {
             check(
-                !matches!(self.source, Source::Digits | Source::Npy),
+                !matches!(self.source, Source::Digits | Source::Npy | Source::Text),
                 "data.size",
                 size,
                 "leave it out: only images can be given another size",
@@ -167,6 +181,7 @@ impl DataConfig {
                 "give [height, width] between 1 and 4096",
             )?;
         }
+        self.validate_text()?;
         if let Some(classes) = self.classes {
             check(
                 (2..=MAX_CLASSES).contains(&classes),
@@ -197,6 +212,40 @@ impl DataConfig {
             "give numbers of at least 1e-6, one per channel",
         )?;
         self.split.validate()
+    }
+
+    /// What only text needs, and what it has no use for.
+    fn validate_text(&self) -> Result<(), ConfigError> {
+        if self.source != Source::Text {
+            return check(
+                self.context.is_none(),
+                "data.context",
+                self.context,
+                "leave it out: only text is cut into samples",
+            );
+        }
+        check(
+            self.context
+                .is_some_and(|tokens| (1..=MAX_CONTEXT).contains(&i64::from(tokens))),
+            "data.context",
+            self.context,
+            "give the tokens per sample, between 1 and 65536, such as the model's context",
+        )?;
+        let plain = |values: &Option<Vec<f32>>, as_is: f32| {
+            values.as_ref().is_none_or(|values| values == &[as_is])
+        };
+        check(
+            plain(&self.mean, 0.0) && plain(&self.std, 1.0),
+            "data.mean",
+            &self.mean,
+            "leave mean and std out: tokens are not normalised",
+        )?;
+        check(
+            !matches!(self.split, Split::Dirichlet { .. }),
+            "data.split.kind",
+            "dirichlet",
+            "give all or iid: text has no classes to share out unequally",
+        )
     }
 }
 

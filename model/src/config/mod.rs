@@ -4,7 +4,7 @@ mod data;
 mod model;
 mod optimiser;
 
-pub use data::{DataConfig, MAX_CLASSES, MAX_SHARDS, Source, Split};
+pub use data::{DataConfig, MAX_CLASSES, MAX_CONTEXT, MAX_SHARDS, Source, Split};
 pub use model::ModelConfig;
 pub use optimiser::OptimiserConfig;
 
@@ -108,6 +108,18 @@ mod tests {
             ("validation_fraction = 1.0", "data.validation_fraction"),
             ("size = [8, 8]", "data.size"),
             ("classes = 1", "data.classes"),
+            ("context = 8", "data.context"),
+            ("source = 'text'\npath = 'a'", "data.context"),
+            ("source = 'text'\npath = 'a'\ncontext = 0", "data.context"),
+            ("source = 'text'\ncontext = 8", "data.path"),
+            (
+                "source = 'text'\npath = 'a'\ncontext = 8\nmean = [0.5]\nstd = [1.0]",
+                "data.mean",
+            ),
+            (
+                "source = 'text'\npath = 'a'\ncontext = 8\nsplit = { kind = 'dirichlet', shards = 2, alpha = 1.0 }",
+                "data.split.kind",
+            ),
             ("mean = [0.5]", "data.std"),
             ("mean = [0.5]\nstd = [0.0]", "data.std"),
             ("split = { kind = 'iid', shards = 0 }", "data.split.shards"),
@@ -126,9 +138,19 @@ mod tests {
                 "{text}"
             );
         }
+        let gpt = |text: &str| -> ModelConfig {
+            toml::from_str(&format!("kind = 'gpt'\n{text}")).unwrap()
+        };
         for model in [
             ModelConfig::Mlp { hidden: vec![0] },
             ModelConfig::MobilenetV2 { width: f64::NAN },
+            gpt("heads = 3"),
+            gpt("heads = 0"),
+            gpt("layers = 0"),
+            gpt("width = 100000"),
+            gpt("context = 0"),
+            gpt("vocabulary = 1"),
+            gpt("dropout = 1.0"),
         ] {
             let error = model.validate().unwrap_err();
             assert!(error.to_string().contains("give"), "{error}");

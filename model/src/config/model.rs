@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, check};
+use super::{ConfigError, MAX_CLASSES, MAX_CONTEXT, check};
 
 /// Which model is trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,6 +22,31 @@ pub enum ModelConfig {
         #[serde(default = "one")]
         width: f64,
     },
+    /// A transformer with GPT-2's layout and Hugging Face's names, for text.
+    Gpt {
+        /// Transformer layers; default 4.
+        #[serde(default = "default_layers")]
+        layers: i64,
+        /// Attention heads per layer, which divide the width; default 4.
+        #[serde(default = "default_heads")]
+        heads: i64,
+        /// Width of the residual stream; default 128.
+        #[serde(default = "default_width")]
+        width: i64,
+        /// Most tokens of a sample; default 128.
+        #[serde(default = "default_context")]
+        context: i64,
+        /// Number of tokens there are; default 256, the bytes.
+        #[serde(default = "default_vocabulary")]
+        vocabulary: i64,
+        /// Share of elements dropped behind the embeddings and in each layer; default 0.
+        #[serde(default)]
+        dropout: f32,
+        /// Whether the head uses the token embeddings, as GPT-2's does; default true. A pipeline needs false: the first
+        /// and the last block are then on different peers.
+        #[serde(default = "yes")]
+        tied: bool,
+    },
 }
 
 impl Default for ModelConfig {
@@ -38,6 +63,30 @@ fn one() -> f64 {
     1.0
 }
 
+fn default_layers() -> i64 {
+    4
+}
+
+fn default_heads() -> i64 {
+    4
+}
+
+fn default_width() -> i64 {
+    128
+}
+
+fn default_context() -> i64 {
+    128
+}
+
+fn default_vocabulary() -> i64 {
+    256
+}
+
+fn yes() -> bool {
+    true
+}
+
 impl ModelConfig {
     /// The `kind` as written in a job file.
     pub fn kind(&self) -> &'static str {
@@ -45,6 +94,7 @@ impl ModelConfig {
             Self::Mlp { .. } => "mlp",
             Self::Cnn {} => "cnn",
             Self::MobilenetV2 { .. } => "mobilenet-v2",
+            Self::Gpt { .. } => "gpt",
         }
     }
 
@@ -76,6 +126,53 @@ impl ModelConfig {
                 width,
                 "give a number between 0.1 and 4",
             ),
+            Self::Gpt {
+                layers,
+                heads,
+                width,
+                context,
+                vocabulary,
+                dropout,
+                ..
+            } => {
+                check(
+                    (1..=256).contains(layers),
+                    "model.layers",
+                    layers,
+                    "give a number between 1 and 256",
+                )?;
+                check(
+                    (1..=1 << 14).contains(width),
+                    "model.width",
+                    width,
+                    "give a number between 1 and 16384",
+                )?;
+                let divides = *heads >= 1 && width % heads == 0;
+                check(
+                    divides,
+                    "model.heads",
+                    heads,
+                    "give a number that divides model.width",
+                )?;
+                check(
+                    (1..=MAX_CONTEXT).contains(context),
+                    "model.context",
+                    context,
+                    "give a number between 1 and 65536",
+                )?;
+                check(
+                    (2..=MAX_CLASSES).contains(vocabulary),
+                    "model.vocabulary",
+                    vocabulary,
+                    "give a number between 2 and 65536",
+                )?;
+                check(
+                    (0.0..1.0).contains(dropout),
+                    "model.dropout",
+                    dropout,
+                    "give a number that is at least 0 and below 1",
+                )
+            }
         }
     }
 }

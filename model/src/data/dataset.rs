@@ -18,11 +18,13 @@ pub struct Normalisation {
     pub std: Vec<f32>,
 }
 
-/// Pixels as the source has them, `[N, C, H, W]`.
+/// Pixels as the source has them, `[N, C, H, W]`, or tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Pixels {
     U8(Vec<u8>),
     F32(Vec<f32>),
+    /// `[N, 1, 1, T + 1]`: the last of each sample is only predicted, the first only given.
+    Tokens(Vec<u16>),
 }
 
 impl Pixels {
@@ -30,6 +32,7 @@ impl Pixels {
         match self {
             Self::U8(bytes) => bytes.len(),
             Self::F32(floats) => floats.len(),
+            Self::Tokens(tokens) => tokens.len(),
         }
     }
 }
@@ -62,19 +65,14 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// `n` samples of zeros with label 0, to measure with where there is no data.
-    pub fn zeros(shape: [i64; 3], n: usize) -> Self {
-        let [channels, height, width] = shape;
-        let values = vec![0f32; n * shape.iter().product::<i64>() as usize];
-        Self {
-            x: Tensor::from_slice(&values).view([n as i64, channels, height, width]), // [B, C, H, W]
-            y: Tensor::from_slice(&vec![0i64; n]),
-        }
+    /// Samples `[B, C, H, W]` and their labels as they are.
+    pub(crate) fn new(x: Tensor, y: Tensor) -> Self {
+        Self { x, y }
     }
 
     /// Number of samples.
     pub fn len(&self) -> usize {
-        self.y.numel()
+        self.x.size().first().map_or(0, |samples| *samples as usize)
     }
 
     /// Whether there are no samples.
@@ -82,12 +80,12 @@ impl Batch {
         self.len() == 0
     }
 
-    /// Normalised images, `[B, C, H, W]` f32.
+    /// Normalised images, `[B, C, H, W]` f32; of text the tokens' numbers, `[B, 1, 1, T]`.
     pub fn x(&self) -> &Tensor {
         &self.x
     }
 
-    /// Labels, `[B]` i64.
+    /// Labels, `[B]` i64; of text the tokens that follow each, `[B, T]`.
     pub fn y(&self) -> &Tensor {
         &self.y
     }
@@ -103,7 +101,7 @@ impl Batch {
 impl Raw {
     /// Refuses counts that differ and labels that are no class; `path` is named in the error.
     pub(crate) fn check(&self, path: &Path, n_classes: i64) -> Result<(), DataError> {
-        let len = self.sample_len();
+        let len = self.stored_len();
         let images = self.pixels.len().checked_div(len).unwrap_or(0);
         if images != self.labels.len() || images * len != self.pixels.len() {
             return Err(DataError::mismatch(
@@ -145,7 +143,7 @@ impl Raw {
 
     /// The rows `rows`, in that order.
     pub(crate) fn select(&self, rows: &[usize]) -> Self {
-        let len = self.sample_len();
+        let len = self.stored_len();
         let range = |row: usize| row * len..(row + 1) * len;
         let pixels = match &self.pixels {
             Pixels::U8(bytes) => Pixels::U8(
@@ -157,6 +155,12 @@ impl Raw {
             Pixels::F32(floats) => Pixels::F32(
                 rows.iter()
                     .flat_map(|row| &floats[range(*row)])
+                    .copied()
+                    .collect(),
+            ),
+            Pixels::Tokens(tokens) => Pixels::Tokens(
+                rows.iter()
+                    .flat_map(|row| &tokens[range(*row)])
                     .copied()
                     .collect(),
             ),
@@ -182,6 +186,12 @@ impl Raw {
 
     /// Mean and standard deviation per channel over all samples, in f64 and in order, so equal on all peers.
     pub(crate) fn normalisation(&self) -> Normalisation {
+        if let Pixels::Tokens(_) = &self.pixels {
+            return Normalisation {
+                mean: vec![0.0],
+                std: vec![1.0],
+            };
+        }
         let channels = self.shape[0] as usize;
         let plane = self.sample_len() / channels;
         let mut sums = vec![[0.0f64; 2]; channels];
@@ -199,6 +209,7 @@ impl Raw {
                 .iter()
                 .enumerate()
                 .for_each(|(at, value)| add(at, f64::from(*value))),
+            Pixels::Tokens(_) => {}
         }
         let n = (self.labels.len() * plane) as f64;
         let mean = sums.iter().map(|[sum, _]| sum / n);
@@ -216,6 +227,11 @@ impl Raw {
     fn sample_len(&self) -> usize {
         self.shape.iter().product::<i64>() as usize
     }
+
+    /// Elements of `pixels` per sample.
+    fn stored_len(&self) -> usize {
+        self.sample_len() + usize::from(matches!(self.pixels, Pixels::Tokens(_)))
+    }
 }
 
 impl Dataset {
@@ -227,7 +243,7 @@ impl Dataset {
             shape,
         } = raw;
         let table = match &pixels {
-            Pixels::F32(_) => Vec::new(),
+            Pixels::F32(_) | Pixels::Tokens(_) => Vec::new(),
             Pixels::U8(_) => {
                 let channel = |(mean, std): (&f32, &f32)| {
                     std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std)
@@ -253,7 +269,7 @@ impl Dataset {
     /// The samples `rows`, normalised.
     ///
     /// # Shapes
-    /// `x: [B, C, H, W] f32`, `y: [B] i64`
+    /// `x: [B, C, H, W] f32`, `y: [B] i64`; of text `x: [B, 1, 1, T] f32`, `y: [B, T] i64`
     ///
     /// # Panics
     /// If a row is not below [`Dataset::len`].
@@ -262,9 +278,16 @@ impl Dataset {
         let plane = (height * width) as usize;
         let len = plane * channels as usize;
         let mut x = Vec::with_capacity(rows.len() * len);
+        let mut y = Vec::with_capacity(rows.len());
         for row in rows {
             let sample = row * len..(row + 1) * len;
             match &self.pixels {
+                Pixels::Tokens(tokens) => {
+                    let window = &tokens[row * (len + 1)..(row + 1) * (len + 1)];
+                    x.extend(window[..len].iter().map(|token| f32::from(*token)));
+                    y.extend(window[1..].iter().map(|token| i64::from(*token)));
+                    continue;
+                }
                 Pixels::U8(bytes) => {
                     for (pixels, table) in bytes[sample].chunks_exact(plane).zip(&self.table) {
                         x.extend(pixels.iter().map(|byte| table[usize::from(*byte)]));
@@ -279,13 +302,14 @@ impl Dataset {
                     }
                 }
             }
+            y.push(self.labels[*row]);
         }
-        let y: Vec<i64> = rows.iter().map(|row| self.labels[*row]).collect();
         let x = Tensor::from_slice(&x).view([rows.len() as i64, channels, height, width]); // [B, C, H, W]
-        Batch {
-            x,
-            y: Tensor::from_slice(&y),
+        let mut y = Tensor::from_slice(&y);
+        if let Pixels::Tokens(_) = &self.pixels {
+            y = y.view([rows.len() as i64, width]); // [B, T]
         }
+        Batch { x, y }
     }
 
     /// Number of samples.
@@ -308,7 +332,7 @@ impl Dataset {
         self.n_classes
     }
 
-    /// The labels, one per sample.
+    /// The labels, one per sample; of text the last token to be predicted.
     pub fn labels(&self) -> &[i64] {
         &self.labels
     }

@@ -11,6 +11,13 @@ pub(crate) fn fit(raw: Raw, size: [u32; 2]) -> Raw {
         return raw;
     }
     let pixels = match raw.pixels {
+        // Text has no frame; the job file's check refuses a size for it.
+        tokens @ Pixels::Tokens(_) => {
+            return Raw {
+                pixels: tokens,
+                ..raw
+            };
+        }
         Pixels::U8(bytes) => Pixels::U8(planes(&bytes, [height, width], to)),
         Pixels::F32(floats) => Pixels::F32(planes(&floats, [height, width], to)),
     };

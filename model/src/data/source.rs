@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::cifar;
 use super::dataset::{Dataset, Normalisation, Pixels, Raw};
 use super::idx::{self, Part};
-use super::{DataError, digits, frame, images, npy};
+use super::{DataError, digits, frame, images, npy, text};
 use crate::config::{DataConfig, Source};
 
 /// Where data sets lie that are installed for the whole machine.
@@ -93,7 +93,9 @@ pub fn load(config: &DataConfig, private: &BTreeMap<String, PathBuf>) -> Result<
     }
     let same_kind = matches!(
         (&train.pixels, &validation.pixels),
-        (Pixels::U8(_), Pixels::U8(_)) | (Pixels::F32(_), Pixels::F32(_))
+        (Pixels::U8(_), Pixels::U8(_))
+            | (Pixels::F32(_), Pixels::F32(_))
+            | (Pixels::Tokens(_), Pixels::Tokens(_))
     );
     if !same_kind {
         return Err(DataError::mismatch(
@@ -211,6 +213,17 @@ fn read(config: &DataConfig, path: Option<PathBuf>) -> Result<Loaded, DataError>
                 normalisation: None,
             })
         }
+        Source::Text => {
+            let context = config.context.unwrap_or(1) as usize;
+            let (train, validation) =
+                text::load(&folder, own, context, config.validation_fraction)?;
+            Ok(Loaded {
+                normalisation: Some(train.normalisation()),
+                train,
+                validation: Some(validation),
+                n_classes: Some(text::N_BYTES),
+            })
+        }
         Source::Images => {
             let (train, classes) = images::load(&folder, config.size)?;
             let validation = match own {
@@ -249,6 +262,7 @@ fn name_of(source: Source) -> &'static str {
         Source::Cifar100 => "cifar100",
         Source::Npy => "npy",
         Source::Images => "images",
+        Source::Text => "text",
     }
 }
 
@@ -259,7 +273,7 @@ fn published(source: Source) -> Option<Normalisation> {
         Source::FashionMnist => (&[0.2860], &[0.3530]),
         Source::Cifar10 => (&[0.4914, 0.4822, 0.4465], &[0.2470, 0.2435, 0.2616]),
         Source::Cifar100 => (&[0.5071, 0.4865, 0.4409], &[0.2673, 0.2564, 0.2762]),
-        Source::Digits | Source::Idx | Source::Npy | Source::Images => return None,
+        Source::Digits | Source::Idx | Source::Npy | Source::Images | Source::Text => return None,
     };
     Some(Normalisation {
         mean: mean.to_vec(),

@@ -7,10 +7,10 @@ use tch::{Kind, Reduction, Tensor};
 
 use super::activation::Activation;
 use super::error::StageError;
-use super::shape::shapes_behind;
+use super::shape::extents_of;
 use super::state::{BlockLayout, BlockState, layouts_of};
 use crate::arena::{Arena, Segment};
-use crate::block::{self, Block, Variable};
+use crate::block::{self, Block, Builder, Variable};
 use crate::config::{ModelConfig, OptimiserConfig};
 use crate::data::Batch;
 use crate::layer::{Mode, Pass, Variables};
@@ -85,14 +85,15 @@ impl Chain {
                 n_blocks,
             });
         }
+        check_shared(&builder, &range)?;
         let mut layout = layout_of(config, input_shape, n_classes, &builder);
         let names = optimiser.state_names().iter();
         layout.optimiser = names.map(|name| (*name).to_owned()).collect();
-        let mut shapes = shapes_behind(&builder.blocks, &layout);
-        let output = shapes.swap_remove(end - 1);
+        let extents = extents_of(&builder.blocks, &layout);
+        let output = extents[end - 1].shape.clone();
         let input = match start.checked_sub(1) {
             None => input_shape.to_vec(),
-            Some(before) => shapes.swap_remove(before),
+            Some(before) => extents[before].shape.clone(),
         };
         let block_layouts = layouts_of(&builder, optimiser.state_names().len());
         let blocks = builder.blocks[range.clone()].to_vec();
@@ -179,7 +180,29 @@ impl Chain {
         Ok(block::run(&self.blocks, x, &mut pass)?)
     }
 
-    /// Mean cross entropy `[]` of logits, and how many are right.
+    /// What the blocks make of samples without training.
+    pub(crate) fn evaluate(
+        &self,
+        input: Input,
+        parameters: &Arena,
+        buffers: &Arena,
+    ) -> Result<Tensor, StageError> {
+        let x = self.tensor(input, false)?;
+        tch::no_grad(|| self.run(&x, parameters, buffers, Mode::Evaluate, 0))
+    }
+
+    /// The sum of the cross entropies of logits, and how many are right.
+    pub(crate) fn judge(
+        &self,
+        logits: &Tensor,
+        labels: &[i64],
+    ) -> Result<(f64, usize), StageError> {
+        self.check_labels(labels, logits.size()[0])?;
+        let (loss, correct) = self.score(logits, labels, Reduction::Sum)?;
+        Ok((loss.f_double_value(&[])?, correct))
+    }
+
+    /// Cross entropy `[]` of logits, and how many are right.
     pub(crate) fn score(
         &self,
         logits: &Tensor,
@@ -319,6 +342,26 @@ impl Chain {
             start: self.range.start,
         }
     }
+}
+
+/// Refuses a stage that has one of two blocks that share a variable, but not the other.
+fn check_shared(builder: &Builder, range: &Range<usize>) -> Result<(), StageError> {
+    for (block, sharing) in builder.blocks.iter().enumerate() {
+        for number in sharing.shared() {
+            let owns = |owner: &Block| owner.parameters().contains(number);
+            let owner = builder.blocks.iter().position(owns);
+            let owner_is_here = owner.is_some_and(|owner| range.contains(&owner));
+            if owner_is_here != range.contains(&block) {
+                return Err(StageError::Tied {
+                    block,
+                    variable: builder.parameters[*number].segment.name.clone(),
+                    start: range.start,
+                    end: range.end,
+                });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The same variables, the first of them at offset 0.

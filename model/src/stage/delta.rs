@@ -14,6 +14,9 @@ const N_PARTS: usize = 5;
 const RAW: u8 = 0;
 const ZSTD: u8 = 1;
 const LEVEL: i32 = 1;
+/// How much of a large plane is tried first, in how many places: parameters and optimiser vectors differ in what they hold.
+const SAMPLE_BYTES: usize = 8192;
+const N_SAMPLES: usize = 4;
 
 /// Why bytes are no delta.
 #[derive(Debug, thiserror::Error)]
@@ -74,11 +77,11 @@ pub fn encode(old: &[u8], new: &[u8]) -> Result<Vec<u8>, DeltaError> {
     header.extend((new.len() as u64).to_le_bytes());
     let mut parts = Vec::with_capacity(N_PARTS);
     for plane in planes.into_iter().chain([rest]) {
-        let packed = compressor.compress(&plane)?;
-        let (kind, part) = if packed.len() < plane.len() {
-            (ZSTD, packed)
-        } else {
-            (RAW, plane)
+        let worth = is_worth_packing(&mut compressor, &plane)?;
+        let packed = worth.then(|| compressor.compress(&plane)).transpose()?;
+        let (kind, part) = match packed.filter(|packed| packed.len() < plane.len()) {
+            Some(packed) => (ZSTD, packed),
+            None => (RAW, plane),
         };
         header.push(kind);
         header.extend((part.len() as u64).to_le_bytes());
@@ -86,6 +89,23 @@ pub fn encode(old: &[u8], new: &[u8]) -> Result<Vec<u8>, DeltaError> {
     }
     parts.insert(0, header);
     Ok(parts.concat())
+}
+
+/// Whether samples of a large plane shrink: to find out from all of it costs as much as packing does.
+fn is_worth_packing(
+    compressor: &mut zstd::bulk::Compressor<'_>,
+    plane: &[u8],
+) -> Result<bool, DeltaError> {
+    if plane.len() <= 2 * N_SAMPLES * SAMPLE_BYTES {
+        return Ok(true);
+    }
+    let starts = (0..N_SAMPLES).map(|number| number * (plane.len() / N_SAMPLES));
+    let samples: Vec<u8> = starts
+        .flat_map(|start| &plane[start..start + SAMPLE_BYTES])
+        .copied()
+        .collect();
+    let packed = compressor.compress(&samples)?;
+    Ok(packed.len() * 50 < samples.len() * 49)
 }
 
 /// Most bytes a delta of a state of `state_len` bytes has: the bound for a transfer.

@@ -26,7 +26,7 @@ mod stash;
 pub use activation::{Activation, ActivationError};
 pub use chain::Input;
 pub use error::StageError;
-pub use shape::{boundary_bytes, boundary_shapes};
+pub use shape::{boundary_bytes, boundary_shapes, kept_bytes};
 pub use stash::{Depth, Stashed};
 pub use state::{BlockLayout, BlockState, StateError, block_layout, block_layouts, digest};
 pub use synchronous::{Loss, Stage};

@@ -170,6 +170,38 @@ impl Stashed {
         })
     }
 
+    /// Runs samples on the newest weights without training. Changes nothing.
+    ///
+    /// # Errors
+    /// An input that is not for this stage, of another shape or not finite.
+    pub fn evaluate<'a>(&self, x: impl Into<Input<'a>>) -> Result<Activation, StageError> {
+        let parameters = self.of_version(self.newest())?;
+        let y = self.chain.evaluate(x.into(), parameters, &self.buffers)?;
+        Ok(Activation::of(&y)?)
+    }
+
+    /// The last stage's part of an evaluation: the sum of the cross entropies in nats, and how many labels were right.
+    ///
+    /// # Errors
+    /// As [`Stashed::evaluate`]; labels that do not fit.
+    pub fn evaluate_loss<'a>(
+        &self,
+        x: impl Into<Input<'a>>,
+        labels: &[i64],
+    ) -> Result<(f64, usize), StageError> {
+        let parameters = self.of_version(self.newest())?;
+        let logits = self.chain.evaluate(x.into(), parameters, &self.buffers)?;
+        self.chain.judge(&logits, labels)
+    }
+
+    /// Sets the learning rate of the next updates; it is not part of a state.
+    ///
+    /// # Errors
+    /// A rate outside (0, 100].
+    pub fn set_learning_rate(&mut self, rate: f64) -> Result<(), StageError> {
+        Ok(self.optimiser.try_learning_rate(rate)?)
+    }
+
     /// Averages the versions that are kept; the mean becomes the newest. To be called between a backward pass and the
     /// next forward pass, after the same number of updates at all stages.
     ///
@@ -215,6 +247,16 @@ impl Stashed {
     /// Micro-batches in flight.
     pub fn n_in_flight(&self) -> usize {
         self.kept.len()
+    }
+
+    /// Whether it takes samples.
+    pub fn is_first(&self) -> bool {
+        self.chain.is_first()
+    }
+
+    /// Whether it computes the loss.
+    pub fn is_last(&self) -> bool {
+        self.chain.is_last()
     }
 
     /// Numbers of its blocks in the whole chain.

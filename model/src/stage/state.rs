@@ -159,6 +159,41 @@ pub(crate) fn layouts_of(builder: &Builder, n_vectors: usize) -> Vec<BlockLayout
     builder.blocks.iter().enumerate().map(layout).collect()
 }
 
+/// The values of a state, wherever they lie.
+pub(crate) struct Values<'a> {
+    pub(crate) parameters: &'a [f32],
+    pub(crate) optimiser: &'a [&'a [f32]],
+    pub(crate) buffers: &'a [f32],
+}
+
+/// Appends an encoded state.
+pub(crate) fn write(
+    bytes: &mut Vec<u8>,
+    block: usize,
+    (batches_tracked, optimiser_steps): (i64, u64),
+    values: &Values,
+) {
+    let Values {
+        parameters,
+        optimiser,
+        buffers,
+    } = values;
+    let n = parameters.len() * (1 + optimiser.len()) + buffers.len();
+    bytes.reserve(HEADER_BYTES + 4 * n);
+    bytes.extend(MAGIC);
+    bytes.extend((block as u32).to_le_bytes());
+    bytes.extend((optimiser.len() as u32).to_le_bytes());
+    bytes.extend((parameters.len() as u64).to_le_bytes());
+    bytes.extend((buffers.len() as u64).to_le_bytes());
+    bytes.extend(batches_tracked.to_le_bytes());
+    bytes.extend(optimiser_steps.to_le_bytes());
+    push_values(bytes, parameters);
+    optimiser
+        .iter()
+        .for_each(|vector| push_values(bytes, vector));
+    push_values(bytes, buffers);
+}
+
 fn end(segment: &Segment) -> usize {
     segment.offset + segment.len
 }
@@ -195,21 +230,15 @@ pub fn digest(encoded: &[u8]) -> [u8; 32] {
 impl BlockState {
     /// The bytes: magic, number, sizes, counters, then parameters, optimiser vectors and buffers as little-endian f32.
     pub fn encode(&self) -> Vec<u8> {
-        let vectors = || {
-            let optimiser = self.optimiser.iter();
-            let parameters = [&self.parameters].into_iter();
-            parameters.chain(optimiser).chain([&self.buffers])
+        let mut bytes = Vec::new();
+        let optimiser: Vec<&[f32]> = self.optimiser.iter().map(Vec::as_slice).collect();
+        let values = Values {
+            parameters: &self.parameters,
+            optimiser: &optimiser,
+            buffers: &self.buffers,
         };
-        let n = vectors().map(Vec::len).sum::<usize>();
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + 4 * n);
-        bytes.extend(MAGIC);
-        bytes.extend((self.block as u32).to_le_bytes());
-        bytes.extend((self.optimiser.len() as u32).to_le_bytes());
-        bytes.extend((self.parameters.len() as u64).to_le_bytes());
-        bytes.extend((self.buffers.len() as u64).to_le_bytes());
-        bytes.extend(self.batches_tracked.to_le_bytes());
-        bytes.extend(self.optimiser_steps.to_le_bytes());
-        vectors().for_each(|vector| push_values(&mut bytes, vector));
+        let counters = (self.batches_tracked, self.optimiser_steps);
+        write(&mut bytes, self.block, counters, &values);
         bytes
     }
 

@@ -1,5 +1,6 @@
 //! The models: each turns a shape into blocks. Names follow PyTorch, so an export loads there.
 
 pub(crate) mod cnn;
+pub(crate) mod gpt;
 pub(crate) mod mlp;
 pub(crate) mod mobilenet_v2;

@@ -11,7 +11,7 @@ use skein_model::arena::{Arena, Segment};
 use skein_model::checkpoint::export;
 use skein_model::config::ModelConfig;
 use skein_model::data::Normalisation;
-use skein_model::model::Model;
+use skein_model::model::{Layout, Model};
 use skein_model::snapshot::Snapshot;
 use tch::Tensor;
 
@@ -65,10 +65,16 @@ fn fill(arena: &mut Arena, stream_of: impl Fn(&str) -> u64) {
     }
 }
 
-fn images(shape: [i64; 3], batch: i64) -> Tensor {
+/// Samples by formula: pixels, or tokens of a gpt.
+fn samples(layout: &Layout, batch: i64) -> Tensor {
+    let shape = layout.input_shape;
+    let value = |v: f64| match layout.config {
+        ModelConfig::Gpt { vocabulary, .. } => ((v + 1.0) / 2.0 * vocabulary as f64).floor(),
+        _ => v,
+    };
     let values: Vec<f32> = uniform((batch * shape.iter().product::<i64>()) as usize, 0)
-        .iter()
-        .map(|v| *v as f32)
+        .into_iter()
+        .map(|v| value(v) as f32)
         .collect();
     Tensor::from_slice(&values).view([batch, shape[0], shape[1], shape[2]])
 }
@@ -90,7 +96,7 @@ fn filled(config: &ModelConfig, shape: [i64; 3], n_classes: i64) -> Model {
 }
 
 fn logits(model: &mut Model, batch: i64) -> Vec<f64> {
-    let x = images(model.layout().input_shape, batch);
+    let x = samples(model.layout(), batch);
     let y = tch::no_grad(|| model.forward(&x, false)).unwrap();
     Vec::<f32>::try_from(y.flatten(0, -1))
         .unwrap()
@@ -125,9 +131,11 @@ fn logits_and_statistics_agree_with_pytorch() {
     for case in golden.cases {
         let what = format!("{:?} {:?}", case.model, case.input_shape);
         let mut model = filled(&case.model, case.input_shape, case.n_classes);
-        let batch = case.logits.len() as i64 / case.n_classes;
+        let per_sample = case.n_classes * model.layout().labels_per_sample() as i64;
+        let batch = case.logits.len() as i64 / per_sample;
         assert_close(&logits(&mut model, batch), &case.logits, &what);
-        let _ = tch::no_grad(|| model.forward(&images(case.input_shape, batch), true)).unwrap();
+        let x = samples(model.layout(), batch);
+        let _ = tch::no_grad(|| model.forward(&x, true)).unwrap();
         for (name, expected) in case.statistics {
             let segment = model
                 .buffers()
@@ -161,13 +169,16 @@ fn exports_load_into_pytorch_where_it_is_installed() {
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/golden.py");
     let folder = tempfile::tempdir().unwrap();
-    for (config, shape) in [
-        (ModelConfig::Mlp { hidden: vec![12] }, [1, 8, 8]),
-        (ModelConfig::Cnn {}, [1, 28, 28]),
-        (ModelConfig::MobilenetV2 { width: 1.0 }, [3, 32, 32]),
-        (ModelConfig::MobilenetV2 { width: 0.5 }, [1, 28, 28]),
+    let gpt = |tied: bool| toml::from_str(&format!("kind = 'gpt'\nlayers = 2\ntied = {tied}"));
+    for (config, shape, n_classes) in [
+        (ModelConfig::Mlp { hidden: vec![12] }, [1, 8, 8], 10),
+        (ModelConfig::Cnn {}, [1, 28, 28], 10),
+        (ModelConfig::MobilenetV2 { width: 1.0 }, [3, 32, 32], 10),
+        (ModelConfig::MobilenetV2 { width: 0.5 }, [1, 28, 28], 10),
+        (gpt(true).unwrap(), [1, 1, 128], 256),
+        (gpt(false).unwrap(), [1, 1, 100], 256),
     ] {
-        let mut model = filled(&config, shape, 10);
+        let mut model = filled(&config, shape, n_classes);
         let path = folder.path().join("model.safetensors");
         let channels = shape[0] as usize;
         let normalisation = Normalisation {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use skein_model::config::{DataConfig, ModelConfig, OptimiserConfig};
+use skein_model::config::{DataConfig, ModelConfig, OptimiserConfig, Source};
 use skein_model::data::{self, Batch, Dataset};
 use skein_model::model::{Layout, Model};
 use skein_model::snapshot::Snapshot;
@@ -12,20 +12,67 @@ use skein_model::stage::{
 };
 use skein_model::train::Trainer;
 
-const SHAPE: [i64; 3] = [1, 28, 28];
 const SEED: u64 = 5;
 const STEPS: usize = 3;
 /// Sizes of a step's micro-batches; unequal, so that their weights matter.
 const MICRO: [usize; 4] = [4, 4, 3, 5];
 
-fn zoo() -> Vec<ModelConfig> {
-    vec![
+/// A model with data it can learn.
+struct Case {
+    config: ModelConfig,
+    data: Dataset,
+    shape: [i64; 3],
+    n_classes: i64,
+}
+
+fn case(config: ModelConfig) -> Case {
+    skein_model::runtime::set_threads(1);
+    let data = match &config {
+        ModelConfig::Gpt { context, .. } => text(*context),
+        _ => {
+            let digits = data::load(&DataConfig::default(), &Default::default());
+            digits.unwrap().train
+        }
+    };
+    Case {
+        shape: data.input_shape(),
+        n_classes: data.n_classes(),
+        config,
+        data,
+    }
+}
+
+/// Bytes that look random, cut into samples of `context`.
+fn text(context: i64) -> Dataset {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("text");
+    let mut stream = skein_model::random::Stream::new(1, "text");
+    let bytes: Vec<u8> = (0..8000).map(|_| 97 + stream.below(20) as u8).collect();
+    std::fs::write(&path, bytes).unwrap();
+    let config = DataConfig {
+        source: Source::Text,
+        path: Some(path),
+        context: Some(context as u32),
+        ..DataConfig::default()
+    };
+    data::load(&config, &Default::default()).unwrap().train
+}
+
+fn gpt(text: &str) -> ModelConfig {
+    let small = "kind = 'gpt'\nlayers = 3\nheads = 2\nwidth = 16\ncontext = 12";
+    toml::from_str(&format!("{small}\n{text}")).unwrap()
+}
+
+fn zoo() -> Vec<Case> {
+    let configs = [
         ModelConfig::Mlp {
             hidden: vec![24, 20, 16, 12],
         },
         ModelConfig::Cnn {},
         ModelConfig::MobilenetV2 { width: 0.25 },
-    ]
+        gpt("tied = false\ndropout = 0.1"),
+    ];
+    configs.into_iter().map(case).collect()
 }
 
 fn sgd() -> OptimiserConfig {
@@ -41,33 +88,26 @@ fn adamw() -> OptimiserConfig {
     toml::from_str("kind = 'adamw'\nlr = 0.003").unwrap()
 }
 
-fn digits() -> Dataset {
-    skein_model::runtime::set_threads(1);
-    data::load(&DataConfig::default(), &Default::default())
-        .unwrap()
-        .train
-}
-
 /// The micro-batches of one step with their shares of it.
-fn micro_batches(digits: &Dataset, step: usize) -> Vec<(f32, Batch)> {
+fn micro_batches(data: &Dataset, step: usize) -> Vec<(f32, Batch)> {
     let samples: usize = MICRO.iter().sum();
     let mut first = step * samples;
     let batch = |n: &usize| {
         let rows: Vec<usize> = (first..first + n).collect();
         first += n;
-        (*n as f32 / samples as f32, digits.batch(&rows))
+        (*n as f32 / samples as f32, data.batch(&rows))
     };
     MICRO.iter().map(batch).collect()
 }
 
 /// The whole model with the same micro-batches, snapshots after each step.
-fn whole(config: &ModelConfig, optimiser: &OptimiserConfig, digits: &Dataset) -> Vec<Snapshot> {
-    let model = Model::new(config, SHAPE, 10, SEED).unwrap();
+fn whole(case: &Case, optimiser: &OptimiserConfig) -> Vec<Snapshot> {
+    let model = Model::new(&case.config, case.shape, case.n_classes, SEED).unwrap();
     let mut trainer = Trainer::new(model, optimiser.clone()).unwrap();
     let mut gradient = vec![0.0; trainer.model().n_parameters()];
     let step = |step| {
         let mut sum = vec![0.0; gradient.len()];
-        for (weight, batch) in micro_batches(digits, step) {
+        for (weight, batch) in micro_batches(&case.data, step) {
             trainer.gradient(&batch, &mut gradient).unwrap();
             for (sum, value) in sum.iter_mut().zip(&gradient) {
                 *sum += weight * value;
@@ -91,10 +131,19 @@ struct Pipeline {
 }
 
 impl Pipeline {
-    fn new(config: &ModelConfig, optimiser: &OptimiserConfig, n: usize) -> Self {
-        let layouts = block_layouts(config, SHAPE, 10, optimiser).unwrap();
-        let stage =
-            |blocks| Stage::new(config, SHAPE, 10, SEED, blocks, optimiser.clone()).unwrap();
+    fn new(case: &Case, optimiser: &OptimiserConfig, n: usize) -> Self {
+        let layouts = block_layouts(&case.config, case.shape, case.n_classes, optimiser).unwrap();
+        let stage = |blocks| {
+            Stage::new(
+                &case.config,
+                case.shape,
+                case.n_classes,
+                SEED,
+                blocks,
+                optimiser.clone(),
+            )
+            .unwrap()
+        };
         Self {
             stages: cut(layouts.len(), n).into_iter().map(stage).collect(),
             layouts,
@@ -139,8 +188,8 @@ impl Pipeline {
         }
     }
 
-    fn step(&mut self, digits: &Dataset, step: usize) {
-        self.gradients(&micro_batches(digits, step));
+    fn step(&mut self, case: &Case, step: usize) {
+        self.gradients(&micro_batches(&case.data, step));
         self.stages
             .iter_mut()
             .for_each(|stage| stage.apply().unwrap());
@@ -193,17 +242,21 @@ fn assert_same(got: &Snapshot, expected: &Snapshot, what: &str) {
 
 #[test]
 fn any_number_of_stages_makes_the_whole_model_to_the_bit() {
-    let digits = digits();
-    for config in zoo() {
-        let n_blocks = boundary_shapes(&config, SHAPE, 10).unwrap().len();
+    for case in zoo() {
+        let n_blocks = boundary_shapes(&case.config, case.shape, case.n_classes)
+            .unwrap()
+            .len();
         for optimiser in [sgd(), adamw()] {
-            let expected = whole(&config, &optimiser, &digits);
+            let expected = whole(&case, &optimiser);
             for n in 1..=n_blocks.min(5) {
                 for recompute in [false, true] {
-                    let what = format!("{config:?} {optimiser:?} {n} stages, again {recompute}");
-                    let mut pipeline = Pipeline::new(&config, &optimiser, n).recomputing(recompute);
+                    let what = format!(
+                        "{:?} {optimiser:?} {n} stages, again {recompute}",
+                        case.config
+                    );
+                    let mut pipeline = Pipeline::new(&case, &optimiser, n).recomputing(recompute);
                     for (step, expected) in expected.iter().enumerate() {
-                        pipeline.step(&digits, step);
+                        pipeline.step(&case, step);
                         assert_same(&pipeline.snapshot(), expected, &format!("{what}, {step}"));
                     }
                 }
@@ -214,23 +267,27 @@ fn any_number_of_stages_makes_the_whole_model_to_the_bit() {
 
 #[test]
 fn another_cut_in_the_middle_changes_no_bit() {
-    let digits = digits();
-    for config in zoo() {
+    for case in zoo() {
         for optimiser in [sgd(), adamw()] {
-            let expected = whole(&config, &optimiser, &digits);
-            let mut pipeline = Pipeline::new(&config, &optimiser, 3);
-            pipeline.step(&digits, 0);
+            let expected = whole(&case, &optimiser);
+            let mut pipeline = Pipeline::new(&case, &optimiser, 3);
+            pipeline.step(&case, 0);
             let encoded: Vec<Vec<u8>> = pipeline.states().iter().map(BlockState::encode).collect();
+            let mut bytes = Vec::new();
+            pipeline.stages[1]
+                .encode_block(pipeline.stages[1].blocks().start, &mut bytes)
+                .unwrap();
+            assert_eq!(bytes, encoded[pipeline.stages[1].blocks().start]);
             let layouts = encoded.iter().zip(&pipeline.layouts);
             let states: Vec<BlockState> = layouts
                 .map(|(bytes, layout)| BlockState::decode(bytes, layout).unwrap())
                 .collect();
             for n in [1, 2, 4] {
-                let mut other = Pipeline::new(&config, &optimiser, n);
+                let mut other = Pipeline::new(&case, &optimiser, n);
                 other.load(&states);
-                other.step(&digits, 1);
+                other.step(&case, 1);
                 // A step under way is dropped and made again.
-                other.gradients(&micro_batches(&digits, 0)[..2]);
+                other.gradients(&micro_batches(&case.data, 0)[..2]);
                 let n_seen = expected[1].batches_tracked;
                 assert_eq!(other.stages[0].batches_tracked(), n_seen + 2);
                 let before = other.states();
@@ -241,11 +298,11 @@ fn another_cut_in_the_middle_changes_no_bit() {
                 );
                 other.stages.iter_mut().for_each(Stage::drop_in_flight);
                 assert_eq!(other.states(), before);
-                other.step(&digits, 2);
+                other.step(&case, 2);
                 assert_same(
                     &other.snapshot(),
                     &expected[2],
-                    &format!("{config:?}, {n} stages"),
+                    &format!("{:?}, {n} stages", case.config),
                 );
             }
         }
@@ -254,51 +311,63 @@ fn another_cut_in_the_middle_changes_no_bit() {
 
 #[test]
 fn a_checkpoint_is_taken_apart_and_its_weights_hash_is_the_models() {
-    let digits = digits();
-    let config = ModelConfig::MobilenetV2 { width: 0.25 };
-    let expected = whole(&config, &sgd(), &digits);
-    let mut layout = Layout::new(&config, SHAPE, 10).unwrap();
+    let case = case(ModelConfig::MobilenetV2 { width: 0.25 });
+    let expected = whole(&case, &sgd());
+    let mut layout = Layout::new(&case.config, case.shape, case.n_classes).unwrap();
     layout.optimiser = vec!["momentum".into()];
-    let layouts = block_layouts(&config, SHAPE, 10, &sgd()).unwrap();
+    let layouts = block_layouts(&case.config, case.shape, case.n_classes, &sgd()).unwrap();
     let apart = |layout_of_block| dissect(&layout, &expected[0], layout_of_block).unwrap();
     let states: Vec<BlockState> = layouts.iter().map(apart).collect();
     let again = assemble(&layouts, states.clone()).unwrap();
     assert_eq!(again.weights_hash(), expected[0].weights_hash());
-    let mut pipeline = Pipeline::new(&config, &sgd(), 5);
+    let mut pipeline = Pipeline::new(&case, &sgd(), 5);
     pipeline.load(&states);
-    pipeline.step(&digits, 1);
+    pipeline.step(&case, 1);
     assert_same(&pipeline.snapshot(), &expected[1], "from a checkpoint");
-    let seventh = block_layout(&config, SHAPE, 10, &sgd(), 7).unwrap();
+    let seventh = block_layout(&case.config, case.shape, case.n_classes, &sgd(), 7).unwrap();
     assert_eq!(seventh.as_ref(), layouts.get(7));
-    let beyond = block_layout(&config, SHAPE, 10, &sgd(), layouts.len()).unwrap();
+    let beyond = block_layout(
+        &case.config,
+        case.shape,
+        case.n_classes,
+        &sgd(),
+        layouts.len(),
+    )
+    .unwrap();
     assert_eq!(beyond, None);
 }
 
 #[test]
+fn stages_may_live_on_other_threads() {
+    fn moves<T: Send>() {}
+    moves::<Stage>();
+    moves::<stage::Stashed>();
+}
+
+#[test]
 fn initial_weights_are_the_whole_models() {
-    for config in zoo() {
-        let model = Model::new(&config, SHAPE, 10, SEED).unwrap();
-        let pipeline = Pipeline::new(&config, &OptimiserConfig::default(), 4);
+    for case in zoo() {
+        let model = Model::new(&case.config, case.shape, case.n_classes, SEED).unwrap();
+        let pipeline = Pipeline::new(&case, &OptimiserConfig::default(), 4);
         assert_eq!(pipeline.snapshot().weights_hash(), model.initial_hash());
     }
 }
 
 #[test]
 fn evaluation_in_stages_is_that_of_the_whole_model() {
-    let digits = digits();
-    for config in zoo() {
+    for case in zoo() {
         let optimiser = sgd();
-        let snapshot = whole(&config, &optimiser, &digits).pop().unwrap();
-        let model = Model::new(&config, SHAPE, 10, SEED).unwrap();
+        let snapshot = whole(&case, &optimiser).pop().unwrap();
+        let model = Model::new(&case.config, case.shape, case.n_classes, SEED).unwrap();
         let mut trainer = Trainer::new(model, optimiser.clone()).unwrap();
         trainer.restore(&snapshot).unwrap();
-        let expected = trainer.evaluate(&digits, 100..164, 64).unwrap();
-        let batch = digits.batch(&(100..164).collect::<Vec<_>>());
+        let expected = trainer.evaluate(&case.data, 100..164, 64).unwrap();
+        let batch = case.data.batch(&(100..164).collect::<Vec<_>>());
         let labels = batch.labels();
         for n in 1..=4 {
-            let mut pipeline = Pipeline::new(&config, &optimiser, n);
+            let mut pipeline = Pipeline::new(&case, &optimiser, n);
             for step in 0..STEPS {
-                pipeline.step(&digits, step);
+                pipeline.step(&case, step);
             }
             let (last, others) = pipeline.stages.split_last().unwrap();
             let mut activation: Option<Activation> = None;
@@ -312,22 +381,30 @@ fn evaluation_in_stages_is_that_of_the_whole_model() {
                 None => last.evaluate_loss(&batch, &labels).unwrap(),
                 Some(before) => last.evaluate_loss(before, &labels).unwrap(),
             };
-            assert_eq!((loss / 64.0).to_bits(), expected.loss.to_bits());
-            assert_eq!(correct as f64 / 64.0, expected.accuracy);
+            let n = labels.len() as f64;
+            assert_eq!((loss / n).to_bits(), expected.loss.to_bits());
+            assert_eq!(correct as f64 / n, expected.accuracy);
         }
     }
 }
 
 #[test]
 fn shapes_behind_blocks_are_those_that_come_out() {
-    let digits = digits();
-    let batch = digits.batch(&[0, 1, 2]);
-    for config in zoo() {
-        let shapes = boundary_shapes(&config, SHAPE, 10).unwrap();
-        let bytes = boundary_bytes(&config, SHAPE, 10).unwrap();
+    for case in zoo() {
+        let batch = case.data.batch(&[0, 1, 2]);
+        let shapes = boundary_shapes(&case.config, case.shape, case.n_classes).unwrap();
+        let bytes = boundary_bytes(&case.config, case.shape, case.n_classes).unwrap();
         let stage = |block| {
             let blocks = block..block + 1;
-            Stage::new(&config, SHAPE, 10, SEED, blocks, OptimiserConfig::default()).unwrap()
+            Stage::new(
+                &case.config,
+                case.shape,
+                case.n_classes,
+                SEED,
+                blocks,
+                OptimiserConfig::default(),
+            )
+            .unwrap()
         };
         let mut activation: Option<Activation> = None;
         for (block, (shape, bytes)) in shapes.iter().zip(&bytes).enumerate() {
@@ -336,7 +413,12 @@ fn shapes_behind_blocks_are_those_that_come_out() {
                 None => stage.evaluate(&batch).unwrap(),
                 Some(before) => stage.evaluate(before).unwrap(),
             };
-            assert_eq!(&output.shape()[1..], shape.as_slice(), "{config:?} {block}");
+            assert_eq!(
+                &output.shape()[1..],
+                shape.as_slice(),
+                "{:?} {block}",
+                case.config
+            );
             assert_eq!(stage.output_shape(), shape.as_slice());
             assert_eq!(output.bytes().len() as u64, 3 * bytes);
             activation = Some(output);
@@ -355,10 +437,18 @@ fn shapes_behind_blocks_are_those_that_come_out() {
 
 #[test]
 fn what_does_not_fit_is_refused_and_changes_nothing() {
-    let digits = digits();
-    let batch = digits.batch(&[0, 1]);
-    let config = ModelConfig::Cnn {};
-    let new = |blocks| Stage::new(&config, SHAPE, 10, SEED, blocks, sgd());
+    let case = case(ModelConfig::Cnn {});
+    let batch = case.data.batch(&[0, 1]);
+    let new = |blocks| {
+        Stage::new(
+            &case.config,
+            case.shape,
+            case.n_classes,
+            SEED,
+            blocks,
+            sgd(),
+        )
+    };
     for blocks in [2..2, 3..5, 7..8] {
         assert!(matches!(
             new(blocks),
@@ -449,16 +539,43 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     assert!(matches!(first.apply(), Err(StageError::Uneven)));
 }
 
+#[test]
+fn blocks_that_share_a_variable_are_not_parted() {
+    let case = case(gpt("tied = true"));
+    let expected = whole(&case, &adamw());
+    let mut one = Pipeline::new(&case, &adamw(), 1);
+    for (step, expected) in expected.iter().enumerate() {
+        one.step(&case, step);
+        assert_same(&one.snapshot(), expected, "tied");
+    }
+    let stage = |blocks| {
+        Stage::new(
+            &case.config,
+            case.shape,
+            case.n_classes,
+            SEED,
+            blocks,
+            sgd(),
+        )
+    };
+    assert!(stage(1..3).is_ok());
+    for blocks in [0..2, 2..5] {
+        let error = stage(blocks).unwrap_err();
+        assert!(matches!(error, StageError::Tied { block: 4, .. }));
+        let error = error.to_string();
+        assert!(error.contains("transformer.wte.weight") && error.contains("tied = false"));
+    }
+}
+
 /// Prints what a delta of a real step is of a whole state: `cargo test -p skein-model --test numeric delta -- --nocapture`.
 #[test]
 fn a_delta_between_two_steps_gives_the_newer_one() {
-    let digits = digits();
-    let config = ModelConfig::MobilenetV2 { width: 1.0 };
+    let case = case(ModelConfig::MobilenetV2 { width: 1.0 });
     for (name, optimiser) in [("sgd", sgd()), ("adamw", adamw())] {
-        let mut pipeline = Pipeline::new(&config, &optimiser, 1);
+        let mut pipeline = Pipeline::new(&case, &optimiser, 1);
         let mut before = Vec::new();
         for step in 0..STEPS {
-            pipeline.step(&digits, step);
+            pipeline.step(&case, step);
             let states: Vec<Vec<u8>> = pipeline.states().iter().map(BlockState::encode).collect();
             let (mut whole, mut packed) = (0, 0);
             for (old, new) in std::mem::replace(&mut before, states.clone())

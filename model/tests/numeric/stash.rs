@@ -45,6 +45,13 @@ fn one_stage_is_plain_training_to_the_bit() {
             assert_eq!(loss.loss.to_bits(), expected.to_bits());
             assert_eq!(stage.n_versions(), 1);
         }
+        let batch = digits.batch(&(100..116).collect::<Vec<_>>());
+        let expected = trainer.evaluate(&digits, 100..116, 16).unwrap();
+        let (loss, correct) = stage.evaluate_loss(&batch, &batch.labels()).unwrap();
+        assert_eq!((loss / 16.0).to_bits(), expected.loss.to_bits());
+        assert_eq!(correct as f64 / 16.0, expected.accuracy);
+        assert_eq!(stage.evaluate(&batch).unwrap().shape(), [16, 10]);
+        assert!(stage.set_learning_rate(-1.0).is_err() && stage.is_first() && stage.is_last());
         let states = (0..layouts.len()).map(|block| stage.block_state(block).unwrap());
         let snapshot = assemble(&layouts, states).unwrap();
         assert_eq!(snapshot.encode(), trainer.snapshot().encode());

@@ -75,6 +75,9 @@ fn file(path: &Path, mut config: DataConfig) -> Result<Evaluated, CliError> {
     if config.source == Source::Images {
         config.size = Some([height as u32, width as u32]);
     }
+    if config.source == Source::Text {
+        config.context = Some(width as u32);
+    }
     config.classes = config
         .classes
         .or_else(|| is_open(config.source).then_some(model.layout().n_classes));

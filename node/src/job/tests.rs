@@ -442,7 +442,9 @@ fn every_example_is_a_job() {
             "demo-fashion-mnist.toml",
             "digits.toml",
             "fashion-mnist.toml",
+            "gpt-bible.toml",
             "mlp-private.toml",
+            "pipeline-mobilenet-v2.toml",
             "sync-dense.toml"
         ]
     );

@@ -67,6 +67,14 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// Bytes of a value.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
     /// As frames carry it.
     pub fn on_the_wire(self) -> values::Precision {
         match self {

@@ -258,6 +258,7 @@ impl Driver {
             facts,
             data,
             profile,
+            measured,
             copies,
             skipped,
         } = prepared;
@@ -269,7 +270,7 @@ impl Driver {
             file.strategy
                 .pipeline
                 .agreement(facts.n_blocks(), file.start.peers, file.stop.steps);
-        let planner = Box::new(CutPlanner::new(Arc::clone(&facts)));
+        let planner = Box::new(CutPlanner::new(Arc::clone(&facts), measured));
         let me = self.context.net.local();
         let agreement = Agreement::new(config, me, self.context.instance, self.now(), planner);
         let (commands, command_queue) = mpsc::channel(worker::COMMANDS);

@@ -7,6 +7,8 @@
 //! per step:        apply; what a state is taken of is always the last step boundary
 //! ```
 
+mod blocks;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -15,7 +17,7 @@ use tch::{Reduction, Tensor};
 use super::activation::Activation;
 use super::chain::{Chain, Input, accumulate, check_weight};
 use super::error::StageError;
-use super::state::{BlockLayout, BlockState};
+use super::state::BlockLayout;
 use crate::arena::Arena;
 use crate::config::{ModelConfig, OptimiserConfig};
 use crate::layer::Mode;
@@ -257,7 +259,10 @@ impl Stage {
     /// # Errors
     /// An input that is not for this stage, of another shape or not finite.
     pub fn evaluate<'a>(&self, x: impl Into<Input<'a>>) -> Result<Activation, StageError> {
-        Ok(Activation::of(&self.outputs(x.into())?)?)
+        let y = self
+            .chain
+            .evaluate(x.into(), &self.parameters, &self.buffers)?;
+        Ok(Activation::of(&y)?)
     }
 
     /// The last stage's part of an evaluation: the sum of the cross entropies in nats, and how many labels were right.
@@ -269,48 +274,10 @@ impl Stage {
         x: impl Into<Input<'a>>,
         labels: &[i64],
     ) -> Result<(f64, usize), StageError> {
-        let logits = self.outputs(x.into())?;
-        self.chain.check_labels(labels, logits.size()[0])?;
-        let (loss, correct) = self.chain.score(&logits, labels, Reduction::Sum)?;
-        Ok((loss.f_double_value(&[])?, correct))
-    }
-
-    /// The state of one block at the last step boundary, whatever is in flight.
-    ///
-    /// # Errors
-    /// A block of another stage.
-    pub fn block_state(&self, block: usize) -> Result<BlockState, StageError> {
-        self.chain.block_layout(block)?;
-        let counters = self.counters[block - self.chain.range.start];
-        let (parameters, optimiser) = (self.parameters.values(), &self.optimiser.state);
-        self.chain
-            .cut_out(block, parameters, optimiser, &self.boundary, counters)
-    }
-
-    /// Goes on from `state` with one block. Once all blocks are loaded, what follows is bit-identical to what followed
-    /// when the states were taken.
-    ///
-    /// # Errors
-    /// A state of another block or size or with values that are not finite; a step under way (drop it first).
-    pub fn load_block(&mut self, state: &BlockState) -> Result<(), StageError> {
-        self.check_idle()?;
-        if self.seen > 0 {
-            return Err(StageError::Busy {
-                n: self.seen.unsigned_abs() as usize,
-            });
-        }
-        let layout = self.chain.block_layout(state.block)?;
-        state.check(layout)?;
-        let [own, own_buffers] = self.chain.spans(layout);
-        self.parameters.values_mut()[own.clone()].copy_from_slice(&state.parameters);
-        self.buffers.values_mut()[own_buffers.clone()].copy_from_slice(&state.buffers);
-        self.boundary[own_buffers].copy_from_slice(&state.buffers);
-        for (vector, saved) in self.optimiser.state.iter_mut().zip(&state.optimiser) {
-            vector[own.clone()].copy_from_slice(saved);
-        }
-        let at = state.block - self.chain.range.start;
-        self.counters[at] = (state.batches_tracked, state.optimiser_steps);
-        Ok(())
+        let logits = self
+            .chain
+            .evaluate(x.into(), &self.parameters, &self.buffers)?;
+        self.chain.judge(&logits, labels)
     }
 
     /// Sets the learning rate of the next updates; it is not part of a state.
@@ -318,13 +285,7 @@ impl Stage {
     /// # Errors
     /// A rate outside (0, 100].
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<(), StageError> {
-        let mut changed = self.optimiser.config().clone();
-        match &mut changed {
-            OptimiserConfig::Sgd { lr, .. } | OptimiserConfig::Adamw { lr, .. } => *lr = rate,
-        }
-        changed.validate()?;
-        self.optimiser.set_learning_rate(rate);
-        Ok(())
+        Ok(self.optimiser.try_learning_rate(rate)?)
     }
 
     /// Numbers of its blocks in the whole chain.
@@ -400,12 +361,6 @@ impl Stage {
         accumulate(sum, &gradients.parameters, segments, weight, scratch)?;
         let input = gradients.input.as_ref().map(Activation::of);
         Ok(input.transpose()?)
-    }
-
-    fn outputs(&self, x: Input) -> Result<Tensor, StageError> {
-        let x = self.chain.tensor(x, false)?;
-        let (parameters, buffers) = (&self.parameters, &self.buffers);
-        tch::no_grad(|| self.chain.run(&x, parameters, buffers, Mode::Evaluate, 0))
     }
 
     fn even_counters(&self) -> Result<(i64, u64), StageError> {

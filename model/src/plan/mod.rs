@@ -1,0 +1,25 @@
+//! Which device trains which blocks: plain functions of measured figures, without tensors (FTPipeHD: Chen et al. 2021,
+//! arXiv:2110.02781, section III-C; PipeDream: Narayanan et al. 2019, arXiv:1806.03377, section 3.1).
+//!
+//! ```text
+//! measure (Stage, on one device) -> Profile ─┐
+//! capacities, memory, links ─────────────────┴> search: orders x partition (dynamic programming) x predict -> Plan
+//! ```
+//!
+//! [`partition`] is the paper's dynamic programming with memory limits; it minimises the slowest stage or link.
+//! [`predict`] runs the synchronous one-forward-one-backward schedule event by event, with bubbles, transfers and memory.
+//! [`search`] tries orders and subsets of devices, and takes the cut whose predicted step is the shortest.
+
+mod profile;
+mod work;
+mod schedule;
+mod partition;
+mod search;
+mod measure;
+
+pub use measure::measure;
+pub use partition::{equal, partition, pipedream};
+pub use profile::{BlockProfile, MAX_BLOCKS, Profile, ProfileError, Time, capacity};
+pub use schedule::{Prediction, predict};
+pub use search::{MAX_PERMUTED, Plan, search, search_in_order};
+pub use work::{Device, Links, MAX_DEVICES, MAX_MICRO_BATCHES, Placement, PlanError, Work};

@@ -1,0 +1,415 @@
+//! The synchronous one-forward-one-backward schedule, run event by event with times instead of tensors (Narayanan et al.
+//! 2021, "PipeDream-2BW", arXiv:2006.09503, section 2.2: 1F1B with a flush per step).
+//!
+//! A stage makes a backward pass where one is due, else a forward pass if it may have one more micro-batch in flight; the
+//! last stage makes both at once. Sending overlaps computing; a link carries one message at a time (in each direction,
+//! unless both share its rate).
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use serde::{Deserialize, Serialize};
+
+use super::work::{Device, Links, Placement, PlanError, Sums, Work};
+
+/// What a plan promises.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// Seconds of a step, from its first forward pass to the last update.
+    pub step_seconds: f64,
+    /// Samples per second.
+    pub samples_per_second: f64,
+    /// Share of the step that each stage computes, 0 to 1; the rest are bubbles.
+    pub busy: Vec<f64>,
+    /// Bytes each stage takes at most.
+    pub memory_bytes: Vec<u64>,
+}
+
+/// Predicts a step of `work` with the blocks placed so.
+///
+/// # Errors
+/// Figures that cannot be, or placements that are not all blocks in order on devices that there are.
+pub fn predict(
+    work: &Work,
+    devices: &[Device],
+    links: &Links,
+    placements: &[Placement],
+) -> Result<Prediction, PlanError> {
+    work.check(devices, links)?;
+    let mut next = 0;
+    for (position, placement) in placements.iter().enumerate() {
+        let device = placement.device;
+        let repeated = placements[..position]
+            .iter()
+            .any(|other| other.device == device);
+        if device >= devices.len() || repeated {
+            let what = "it is none of the devices, or has two stages";
+            return Err(PlanError::Device { device, what });
+        }
+        if placement.blocks.start != next || placement.blocks.is_empty() {
+            let what = "its blocks do not follow those before";
+            return Err(PlanError::Device { device, what });
+        }
+        next = placement.blocks.end;
+    }
+    let n_blocks = work.profile.blocks.len();
+    if next != n_blocks {
+        return Err(PlanError::Blocks {
+            n_devices: placements.len(),
+            n_blocks,
+        });
+    }
+    Ok(run(work, devices, links, placements))
+}
+
+/// As [`predict`], of placements that are known to fit.
+pub(crate) fn run(
+    work: &Work,
+    devices: &[Device],
+    links: &Links,
+    placements: &[Placement],
+) -> Prediction {
+    let sums = work.sums();
+    let stages: Vec<Stage> = stages((work, &sums), devices, links, placements);
+    let mut busy: Vec<f64> = vec![0.0; stages.len()];
+    let end = Run::new(stages, work.n_micro, links).finish(&mut busy);
+    let memory = |(position, placement): (usize, &Placement)| {
+        let in_flight = work.in_flight(position, placements.len());
+        work.memory(&sums, &placement.blocks, in_flight)
+    };
+    let samples = (work.n_micro * work.micro_batch) as f64;
+    let share = |seconds: f64| if end > 0.0 { seconds / end } else { 0.0 };
+    Prediction {
+        step_seconds: end,
+        samples_per_second: if end > 0.0 { samples / end } else { 0.0 },
+        busy: busy.into_iter().map(share).collect(),
+        memory_bytes: placements.iter().enumerate().map(memory).collect(),
+    }
+}
+
+/// Times of one stage.
+struct Stage {
+    /// Most micro-batches in flight.
+    depth: usize,
+    forward: f64,
+    backward: f64,
+    update: f64,
+    /// Sending a micro-batch on, and its gradient back.
+    send: f64,
+    send_back: f64,
+}
+
+fn stages(
+    (work, sums): (&Work, &Sums),
+    devices: &[Device],
+    links: &Links,
+    placements: &[Placement],
+) -> Vec<Stage> {
+    let stage = |(position, placement): (usize, &Placement)| {
+        let factor = devices[placement.device].capacity;
+        let [forward, backward, update] = work.seconds(sums, &placement.blocks).map(|s| s * factor);
+        let seconds = |other: Option<&Placement>, block: usize| {
+            let bytes = work.micro_bytes_into(block);
+            other.map_or(0.0, |other| {
+                links.seconds(placement.device, other.device, bytes)
+            })
+        };
+        let before = position
+            .checked_sub(1)
+            .and_then(|before| placements.get(before));
+        Stage {
+            depth: work.in_flight(position, placements.len()),
+            forward,
+            backward,
+            update,
+            send: seconds(placements.get(position + 1), placement.blocks.end),
+            send_back: seconds(before, placement.blocks.start),
+        }
+    };
+    placements.iter().enumerate().map(stage).collect()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// The stage has made its next operation.
+    Done { stage: usize },
+    /// A micro-batch has come to the stage.
+    Activation { stage: usize },
+    /// A gradient has come to the stage.
+    Gradient { stage: usize },
+}
+
+/// A moment that orders as numbers do; times are finite and not negative.
+#[derive(Clone, Copy, PartialEq)]
+struct Moment(f64);
+
+impl Eq for Moment {}
+
+impl PartialOrd for Moment {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Moment {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Doing {
+    Nothing,
+    Forward,
+    Backward,
+    /// Forward and backward pass of the last stage.
+    Both,
+    Update,
+    Finished,
+}
+
+/// Where one stage is.
+struct State {
+    doing: Doing,
+    /// Micro-batches and gradients that have come, passes made.
+    activations: usize,
+    gradients: usize,
+    forwards: usize,
+    backwards: usize,
+}
+
+struct Run {
+    stages: Vec<Stage>,
+    states: Vec<State>,
+    n_micro: usize,
+    latency: f64,
+    shared: bool,
+    /// When the link behind each stage is free again, onwards and backwards.
+    free: Vec<[f64; 2]>,
+    events: BinaryHeap<Reverse<(Moment, u64, Event)>>,
+    n_events: u64,
+}
+
+impl Run {
+    fn new(stages: Vec<Stage>, n_micro: usize, links: &Links) -> Self {
+        let state = |position: usize| State {
+            doing: Doing::Nothing,
+            activations: if position == 0 { n_micro } else { 0 },
+            gradients: 0,
+            forwards: 0,
+            backwards: 0,
+        };
+        Self {
+            states: (0..stages.len()).map(state).collect(),
+            free: vec![[0.0; 2]; stages.len()],
+            n_micro,
+            latency: links.latency,
+            shared: links.shared,
+            events: BinaryHeap::new(),
+            n_events: 0,
+            stages,
+        }
+    }
+
+    /// The moment at which the last update is made; adds the seconds each stage computes to `busy`.
+    fn finish(mut self, busy: &mut [f64]) -> f64 {
+        for stage in 0..self.stages.len() {
+            self.start(0.0, stage, busy);
+        }
+        let mut end = 0.0;
+        while let Some(Reverse((Moment(now), _, event))) = self.events.pop() {
+            end = now;
+            let stage = match event {
+                Event::Activation { stage } => {
+                    self.states[stage].activations += 1;
+                    stage
+                }
+                Event::Gradient { stage } => {
+                    self.states[stage].gradients += 1;
+                    stage
+                }
+                Event::Done { stage } => {
+                    self.done(now, stage);
+                    stage
+                }
+            };
+            self.start(now, stage, busy);
+        }
+        end
+    }
+
+    /// What follows from an operation that is made.
+    fn done(&mut self, now: f64, stage: usize) {
+        let state = &mut self.states[stage];
+        let made = std::mem::replace(&mut state.doing, Doing::Nothing);
+        let (forward, backward) = match made {
+            Doing::Forward => (true, false),
+            Doing::Backward => (false, true),
+            Doing::Both => (true, true),
+            Doing::Update => {
+                state.doing = Doing::Finished;
+                (false, false)
+            }
+            Doing::Nothing | Doing::Finished => (false, false),
+        };
+        state.forwards += usize::from(forward);
+        state.backwards += usize::from(backward);
+        if forward && stage + 1 < self.stages.len() {
+            let seconds = self.stages[stage].send;
+            self.send(
+                now,
+                (stage, 0),
+                seconds,
+                Event::Activation { stage: stage + 1 },
+            );
+        }
+        if backward && let Some(before) = stage.checked_sub(1) {
+            let seconds = self.stages[stage].send_back;
+            self.send(now, (before, 1), seconds, Event::Gradient { stage: before });
+        }
+    }
+
+    /// Hands a message to the link behind stage `link`.
+    fn send(&mut self, now: f64, (link, direction): (usize, usize), seconds: f64, event: Event) {
+        let lane = if self.shared { 0 } else { direction };
+        let free = &mut self.free[link][lane];
+        *free = free.max(now) + seconds;
+        let at = *free + self.latency;
+        self.push(at, event);
+    }
+
+    /// Begins the stage's next operation, if it is free and has what that needs.
+    fn start(&mut self, now: f64, stage: usize, busy: &mut [f64]) {
+        let is_last = stage + 1 == self.stages.len();
+        let (state, times) = (&mut self.states[stage], &self.stages[stage]);
+        if state.doing != Doing::Nothing {
+            return;
+        }
+        let has_come = state.activations > state.forwards;
+        let may_go = state.forwards - state.backwards < times.depth;
+        let (doing, seconds) = if state.backwards == self.n_micro {
+            (Doing::Update, times.update)
+        } else if is_last && has_come {
+            (Doing::Both, times.forward + times.backward)
+        } else if state.gradients > state.backwards {
+            (Doing::Backward, times.backward)
+        } else if !is_last && has_come && may_go {
+            (Doing::Forward, times.forward)
+        } else {
+            return;
+        };
+        state.doing = doing;
+        busy[stage] += seconds;
+        self.push(now + seconds, Event::Done { stage });
+    }
+
+    fn push(&mut self, at: f64, event: Event) {
+        self.n_events += 1;
+        self.events
+            .push(Reverse((Moment(at), self.n_events, event)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::work::tests::{even, work};
+
+    fn place(cuts: &[usize]) -> Vec<Placement> {
+        let placement = |(device, pair): (usize, &[usize])| Placement {
+            device,
+            blocks: pair[0]..pair[1],
+        };
+        cuts.windows(2).enumerate().map(placement).collect()
+    }
+
+    #[test]
+    fn one_stage_takes_the_sum_of_all_passes() {
+        // Four blocks, each 1 s forward and 2 s backward.
+        let work = work(&[1.0; 4], 3);
+        let (devices, links) = even(1);
+        let got = predict(&work, &devices, &links, &place(&[0, 4])).unwrap();
+        assert!((got.step_seconds - 36.0).abs() < 1e-9);
+        assert!((got.busy[0] - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn even_stages_without_transfer_lose_the_filling_of_the_pipeline() {
+        // n stages of time t, M micro-batches: (M + n - 1) t.
+        for (n, n_micro) in [(2, 1), (2, 4), (4, 1), (4, 8)] {
+            let work = Work {
+                profile: crate::plan::Profile {
+                    input_bytes: 0,
+                    ..work(&[1.0; 4], 1).profile
+                },
+                ..work(&[1.0; 4], n_micro)
+            };
+            let (devices, mut links) = even(n);
+            links.rate = vec![vec![1e18; n]; n];
+            let cuts: Vec<usize> = (0..=n).map(|i| i * 4 / n).collect();
+            let got = predict(&work, &devices, &links, &place(&cuts)).unwrap();
+            let expected = (n_micro + n - 1) as f64 * 12.0 / n as f64;
+            assert!(
+                (got.step_seconds - expected).abs() < 1e-6,
+                "{n} {n_micro} {got:?}"
+            );
+            let busy = n_micro as f64 / (n_micro + n - 1) as f64;
+            assert!(got.busy.iter().all(|share| (share - busy).abs() < 1e-6));
+        }
+    }
+
+    #[test]
+    fn a_slow_link_sets_the_pace_and_a_shared_one_more_so() {
+        // 8 bytes per sample and border; 1 byte per second: 8 s per message, 3 s per stage.
+        let work = work(&[1.0; 2], 20);
+        let (devices, mut links) = even(2);
+        links.rate = vec![vec![1.0; 2]; 2];
+        let rate = |links: &Links, n_micro: usize| {
+            let work = Work {
+                n_micro,
+                ..work.clone()
+            };
+            predict(&work, &devices, links, &place(&[0, 1, 2]))
+                .unwrap()
+                .step_seconds
+        };
+        let per_micro = |links: &Links| (rate(links, 220) - rate(links, 20)) / 200.0;
+        // Two in flight share a way there and back of 1 + 8 + 3 + 8 + 2 s.
+        assert!(
+            (per_micro(&links) - 11.0).abs() < 0.1,
+            "{}",
+            per_micro(&links)
+        );
+        links.shared = true;
+        assert!(per_micro(&links) >= 16.0 - 0.1, "{}", per_micro(&links));
+        links.shared = false;
+        // Three in flight hide all but the link itself.
+        let work = Work {
+            hides_transfers: true,
+            ..work.clone()
+        };
+        let step = |n_micro| {
+            let work = Work {
+                n_micro,
+                ..work.clone()
+            };
+            predict(&work, &devices, &links, &place(&[0, 1, 2]))
+                .unwrap()
+                .step_seconds
+        };
+        let hidden = (step(220) - step(20)) / 200.0;
+        assert!((hidden - 8.0).abs() < 0.1, "{hidden}");
+    }
+
+    #[test]
+    fn placements_that_leave_a_block_out_are_refused() {
+        let work = work(&[1.0; 3], 2);
+        let (devices, links) = even(2);
+        for cuts in [&[0, 1, 2][..], &[1, 2, 3], &[0, 1, 1, 3]] {
+            assert!(predict(&work, &devices, &links, &place(cuts)).is_err());
+        }
+        let mut twice = place(&[0, 1, 3]);
+        twice[1].device = 0;
+        assert!(predict(&work, &devices, &links, &twice).is_err());
+    }
+}

@@ -1,0 +1,338 @@
+//! The whole plan: which of the devices, in which order, with which cut. Device 0 has the data and always begins.
+//!
+//! Every candidate is cut by dynamic programming, its cut moved block by block while that helps, and judged by the step the
+//! schedule takes with it. A device that would only slow the others down gets nothing: it stands by.
+
+use serde::{Deserialize, Serialize};
+
+use super::partition::{best_cut, check, too_large};
+use super::schedule::{Prediction, run};
+use super::work::{Device, Links, Placement, PlanError, Sums, Work};
+
+/// Most devices of which all orders are tried; more are ordered by speed.
+pub const MAX_PERMUTED: usize = 6;
+
+/// Most devices of which all subsets are tried; of more, the slowest are left out one by one.
+const MAX_SUBSETS: usize = 10;
+
+/// Most micro-batches that candidates are judged by; longer steps are continued in a straight line.
+const JUDGED: usize = 32;
+
+/// A better plan is shorter by more than this share; else the one with fewer devices, which was tried before, stays.
+const NOTICEABLE: f64 = 1e-6;
+
+/// Which device gets which blocks, and what that promises.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Stages in order; a device that is not named stands by.
+    pub placements: Vec<Placement>,
+    /// Step, bubbles, memory.
+    pub prediction: Prediction,
+}
+
+/// The best plan in any order that begins with device 0; of more than [`MAX_PERMUTED`] devices in the order of their speed,
+/// the fastest first.
+///
+/// # Errors
+/// Figures that cannot be; a model that does not fit, with what does not.
+pub fn search(work: &Work, devices: &[Device], links: &Links) -> Result<Plan, PlanError> {
+    work.check(devices, links)?;
+    let n = devices.len();
+    if n > MAX_PERMUTED {
+        let mut order: Vec<usize> = (0..n).collect();
+        order[1..].sort_by(|a, b| devices[*a].capacity.total_cmp(&devices[*b].capacity));
+        return search_in_order(work, devices, links, &order);
+    }
+    let mut orders = vec![vec![0]];
+    let mut grown = 0;
+    while grown < orders.len() {
+        let others = (1..n).filter(|device| !orders[grown].contains(device));
+        let longer = others.map(|device| [orders[grown].as_slice(), &[device]].concat());
+        let longer: Vec<_> = longer.collect();
+        orders.extend(longer);
+        grown += 1;
+    }
+    let everyone: Vec<usize> = (0..n).collect();
+    best_of(work, devices, links, orders, &everyone)
+}
+
+/// The best plan for devices in the order `order`, of which all but the first may get nothing.
+///
+/// # Errors
+/// As [`search`].
+pub fn search_in_order(
+    work: &Work,
+    devices: &[Device],
+    links: &Links,
+    order: &[usize],
+) -> Result<Plan, PlanError> {
+    check(work, devices, links, &order[..order.len().min(1)])?;
+    for (position, device) in order.iter().enumerate() {
+        if *device >= devices.len() || order[..position].contains(device) {
+            let what = "it is none of the devices, or named twice in the order";
+            return Err(PlanError::Device {
+                device: *device,
+                what,
+            });
+        }
+    }
+    let others = &order[1..];
+    let orders = if order.len() <= MAX_SUBSETS {
+        let mut masks: Vec<u32> = (0..1 << others.len()).collect();
+        masks.sort_by_key(|mask| mask.count_ones());
+        let subset = |mask: u32| {
+            let chosen = others
+                .iter()
+                .enumerate()
+                .filter(|(bit, _)| mask >> bit & 1 == 1);
+            [order[0]]
+                .into_iter()
+                .chain(chosen.map(|(_, device)| *device))
+                .collect()
+        };
+        masks.into_iter().map(subset).collect()
+    } else {
+        let mut left = order.to_vec();
+        let mut orders = vec![left.clone()];
+        while left.len() > 1 {
+            let slowest = (1..left.len()).max_by(|a, b| {
+                devices[left[*a]]
+                    .capacity
+                    .total_cmp(&devices[left[*b]].capacity)
+            });
+            left.remove(slowest.unwrap_or(left.len() - 1));
+            orders.push(left.clone());
+        }
+        orders.reverse();
+        orders
+    };
+    best_of(work, devices, links, orders, order)
+}
+
+fn best_of(
+    work: &Work,
+    devices: &[Device],
+    links: &Links,
+    orders: Vec<Vec<usize>>,
+    everyone: &[usize],
+) -> Result<Plan, PlanError> {
+    let mut best: Option<(f64, Vec<Placement>)> = None;
+    for order in orders {
+        if order.len() > work.profile.blocks.len() {
+            continue;
+        }
+        let Some(cut) = best_cut(work, devices, links, &order) else {
+            continue;
+        };
+        // Whatever the cut, each micro-batch passes the slowest stage or link of the best one.
+        let bound = best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
+        if cut.slowest * work.n_micro as f64 >= bound {
+            continue;
+        }
+        let (seconds, placements) = refine(work, devices, links, cut.placements);
+        if seconds < bound * (1.0 - NOTICEABLE) || bound.is_infinite() {
+            best = Some((seconds, placements));
+        }
+    }
+    let Some((_, placements)) = best else {
+        return Err(too_large(work, devices, everyone));
+    };
+    Ok(Plan {
+        prediction: run(work, devices, links, &placements),
+        placements,
+    })
+}
+
+/// Moves one block at a time over a border, while that shortens the step.
+fn refine(
+    work: &Work,
+    devices: &[Device],
+    links: &Links,
+    mut placements: Vec<Placement>,
+) -> (f64, Vec<Placement>) {
+    let sums = work.sums();
+    let mut seconds = step_seconds(work, devices, links, &placements);
+    loop {
+        let mut better = None;
+        for border in 1..placements.len() {
+            for onwards in [false, true] {
+                let mut moved = placements.clone();
+                let at = moved[border].blocks.start;
+                let at = if onwards { at + 1 } else { at - 1 };
+                moved[border - 1].blocks.end = at;
+                moved[border].blocks.start = at;
+                if !fits((work, &sums), devices, &moved, border) {
+                    continue;
+                }
+                let changed = step_seconds(work, devices, links, &moved);
+                if changed < seconds * (1.0 - NOTICEABLE) {
+                    seconds = changed;
+                    better = Some(moved);
+                }
+            }
+        }
+        match better {
+            Some(moved) => placements = moved,
+            None => return (seconds, placements),
+        }
+    }
+}
+
+/// Whether the two stages at `border` have blocks and room for them.
+fn fits(
+    (work, sums): (&Work, &Sums),
+    devices: &[Device],
+    placements: &[Placement],
+    border: usize,
+) -> bool {
+    [border - 1, border].into_iter().all(|position| {
+        let Placement { device, blocks } = &placements[position];
+        let in_flight = work.in_flight(position, placements.len());
+        !blocks.is_empty() && work.memory(sums, blocks, in_flight) <= devices[*device].memory_bytes
+    })
+}
+
+/// The step, from its first micro-batches if it has many.
+fn step_seconds(work: &Work, devices: &[Device], links: &Links, placements: &[Placement]) -> f64 {
+    let of = |n_micro: usize| {
+        let part = Work {
+            n_micro,
+            ..work.clone()
+        };
+        run(&part, devices, links, placements).step_seconds
+    };
+    let judged = JUDGED.max(4 * placements.len());
+    if work.n_micro <= judged {
+        return of(work.n_micro);
+    }
+    let (half, whole) = (of(judged / 2), of(judged));
+    let per_micro = (whole - half) / (judged - judged / 2) as f64;
+    whole + per_micro * (work.n_micro - judged) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::plan::partition::tests::{all_cuts, fits as cut_fits};
+    use crate::plan::work::tests::{even, work};
+    use crate::plan::{equal, pipedream, predict};
+
+    #[test]
+    fn a_device_that_would_slow_the_others_down_stands_by() {
+        let work = work(&[1.0; 4], 8);
+        let (mut devices, links) = even(3);
+        devices[1].capacity = 100.0;
+        let plan = search(&work, &devices, &links).unwrap();
+        let used: Vec<usize> = plan
+            .placements
+            .iter()
+            .map(|placement| placement.device)
+            .collect();
+        assert_eq!(used, [0, 2]);
+        let far = Links::uniform(3, 0.1, 0.0);
+        let plan = search(&work, &devices, &far).unwrap();
+        assert_eq!(plan.placements.len(), 1, "over such links nobody helps");
+    }
+
+    #[test]
+    fn the_order_puts_the_fast_link_where_the_data_is_large() {
+        let mut work = work(&[1.0; 3], 16);
+        work.profile.blocks[0].output_bytes = 1000;
+        let (devices, mut links) = even(3);
+        links.rate = vec![vec![1000.0; 3]; 3];
+        // Between 0 and 1 the large border would be slow.
+        (links.rate[0][1], links.rate[1][0]) = (1.0, 1.0);
+        let plan = search(&work, &devices, &links).unwrap();
+        let used: Vec<usize> = plan
+            .placements
+            .iter()
+            .map(|placement| placement.device)
+            .collect();
+        assert_eq!(used, [0, 2, 1]);
+        let in_order = search_in_order(&work, &devices, &links, &[0, 1, 2]).unwrap();
+        assert!(in_order.prediction.step_seconds > plan.prediction.step_seconds);
+    }
+
+    #[test]
+    fn many_devices_are_ordered_by_speed() {
+        let work = work(&[1.0; 30], 64);
+        let (mut devices, links) = even(12);
+        for (number, device) in devices.iter_mut().enumerate() {
+            device.capacity = 1.0 + (number * 7 % 12) as f64 / 10.0;
+        }
+        devices[5].capacity = 1000.0;
+        let plan = search(&work, &devices, &links).unwrap();
+        assert_eq!(plan.placements[0].device, 0);
+        assert!(
+            plan.placements
+                .iter()
+                .all(|placement| placement.device != 5)
+        );
+        let speeds: Vec<f64> = plan.placements[1..]
+            .iter()
+            .map(|p| devices[p.device].capacity)
+            .collect();
+        assert!(speeds.is_sorted(), "{speeds:?}");
+    }
+
+    #[test]
+    fn a_model_that_fits_nowhere_names_what_is_too_large() {
+        let work = work(&[1.0; 6], 4);
+        let (mut devices, links) = even(2);
+        devices
+            .iter_mut()
+            .for_each(|device| device.memory_bytes = 150);
+        let error = search(&work, &devices, &links).unwrap_err();
+        assert!(matches!(error, PlanError::ModelTooLarge { .. }), "{error}");
+        // Recomputation makes it fit.
+        let again = Work {
+            recompute: true,
+            ..work
+        };
+        devices
+            .iter_mut()
+            .for_each(|device| device.memory_bytes = 250);
+        let plan = search(&again, &devices, &links).unwrap();
+        assert!(
+            plan.prediction
+                .memory_bytes
+                .iter()
+                .all(|bytes| *bytes <= 250)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_plan_fits_and_beats_the_baselines(
+            seconds in proptest::collection::vec(0.01f64..2.0, 3..9),
+            capacities in proptest::collection::vec(0.2f64..10.0, 3),
+            rate in 5.0f64..5000.0,
+            memory in 200u64..2000,
+            n_micro in 1usize..12,
+        ) {
+            let work = work(&seconds, n_micro);
+            let devices: Vec<Device> = capacities.iter().map(|capacity| Device {
+                capacity: *capacity,
+                memory_bytes: memory,
+            }).collect();
+            let links = Links::uniform(3, rate, 0.001);
+            let Ok(plan) = search(&work, &devices, &links) else {
+                let cuts = all_cuts(seconds.len(), &[0, 1, 2]);
+                prop_assert!(!cuts.iter().any(|cut| cut_fits(&work, &devices, cut)));
+                return Ok(());
+            };
+            prop_assert!(cut_fits(&work, &devices, &plan.placements));
+            let again = predict(&work, &devices, &links, &plan.placements).unwrap();
+            prop_assert_eq!(&again, &plan.prediction);
+            let alone = vec![Placement { device: 0, blocks: 0..seconds.len() }];
+            let baselines = [equal(&work, &devices, &links, &[0, 1, 2]), pipedream(&work, &devices, &links, &[0, 1, 2]), Ok(alone)];
+            for baseline in baselines.into_iter().flatten().filter(|cut| cut_fits(&work, &devices, cut)) {
+                let other = predict(&work, &devices, &links, &baseline).unwrap().step_seconds;
+                // Moving single blocks may end in a cut that is good, not best.
+                prop_assert!(plan.prediction.step_seconds <= other * 1.05, "{} {}", plan.prediction.step_seconds, other);
+            }
+        }
+    }
+}
