@@ -86,6 +86,16 @@ pub enum Entry<'a> {
         /// First stage to last.
         stages: Vec<Cut>,
     },
+    /// The own stage holds all it needs for a view and works in it.
+    InPlace {
+        /// Number of the view.
+        view: u64,
+    },
+    /// All stages are in place; the first one, here, draws micro-batches.
+    Fed {
+        /// Number of the view.
+        view: u64,
+    },
     /// The own stage was copied: a line.
     Line {
         /// Steps made.

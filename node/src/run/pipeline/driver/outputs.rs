@@ -55,7 +55,10 @@ impl Driver {
                     self.write_view(&view);
                 }
                 Output::Switch(view) => self.switch(view),
-                Output::Feed { until, .. } => self.order(Command::Feed { until }),
+                Output::Feed { stamp, until } => {
+                    self.order(Command::Feed { until });
+                    self.journal.write(&Entry::Fed { view: stamp.number });
+                }
                 Output::Safe(step) => {
                     self.order(Command::Safe(step));
                     self.journal.write(&Entry::Recoverable { step });

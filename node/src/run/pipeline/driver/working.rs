@@ -17,7 +17,10 @@ const LAST_SAVE: Duration = Duration::from_millis(1200);
 impl Driver {
     pub(super) fn on_worked(&mut self, event: Event) {
         match event {
-            Event::InPlace(stamp) => self.input(Input::InPlace(stamp)),
+            Event::InPlace(stamp) => {
+                self.journal.write(&Entry::InPlace { view: stamp.number });
+                self.input(Input::InPlace(stamp));
+            }
             Event::Broken(stamp) => self.input(Input::Broken(stamp)),
             Event::Stepped(step) => self.on_step(&step),
             Event::Copied { step, states } => {
