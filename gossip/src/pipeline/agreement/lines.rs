@@ -8,7 +8,11 @@ use crate::ids::PeerId;
 impl Agreement {
     /// What all peers hold that are alive.
     pub(super) fn copies(&self) -> Copies<'_> {
-        let others = self.heard.iter().filter(|(peer, _)| self.is_alive(**peer));
+        // Of others, a peer that does not know yet that work was undone holds what is no part of it any more.
+        let mine = self.view.as_ref().map(|view| view.stamp);
+        let others = self.heard.iter().filter(|(peer, heard)| {
+            self.is_alive(**peer) && (self.config.is_exact || heard.beat.view == mine)
+        });
         let others = others.map(|(peer, heard)| (*peer, &heard.holding));
         Copies::new(
             self.config.n_blocks,
