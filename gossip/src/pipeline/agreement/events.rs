@@ -99,7 +99,7 @@ pub enum Output {
     Safe(u64),
     /// Copies older than this step are of no use any more.
     Forget(u64),
-    /// Fetch copies, then report `Copied` or `FetchFailed`.
+    /// Fetch copies, then report `Copied` or `FetchFailed`. The same are asked for again where the first holder has died.
     Fetch(Want),
     /// The job is to end: the first stage, hosted here, says after which step (`LastStep`).
     ChooseLastStep,

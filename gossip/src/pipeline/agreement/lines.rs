@@ -1,7 +1,7 @@
 //! What can be recovered: the newest line with enough copies, and what is of no use any more.
 
 use super::super::copies::{Copies, Holding};
-use super::super::message::Standing;
+use super::super::message::{Standing, View};
 use super::{Agreement, Output};
 use crate::ids::PeerId;
 
@@ -49,6 +49,15 @@ impl Agreement {
             self.outputs.push_back(Output::Forget(keep_from));
             self.is_news = true;
         }
+    }
+
+    /// Steps that a host of `view` has made, the line at which it begins at least.
+    pub(super) fn reached(&self, view: &View) -> u64 {
+        let reached = view.plan.hosts().map(|host| match host == self.me {
+            true => self.own.step,
+            false => self.heard.get(&host).map_or(0, |heard| heard.beat.step),
+        });
+        reached.max().unwrap_or(0).max(view.from)
     }
 
     /// What this peer holds, to give to others.
