@@ -1,5 +1,7 @@
 //! How much is done again when copies are lost.
 
+use std::collections::BTreeSet;
+
 use crate::network::{MS, SECOND};
 use crate::seeds;
 use crate::world::{Event, World, id};
@@ -42,7 +44,10 @@ fn the_loss_of_two_peers_costs_at_most_the_steps_since_the_recovery_point() {
             .clone();
         assert!(view.stamp.number > 1);
         assert!(view.from >= safe, "from {} with {safe} safe", view.from);
-        redone.push(made.saturating_sub(view.from));
+        let agreement = &world.peers.values().next().unwrap().agreement;
+        let setback = agreement.setback().unwrap();
+        assert!(setback.from == view.from && setback.safe <= setback.from);
+        redone.push(made.saturating_sub(setback.from));
         world.run_to_the_end(20 * SECOND);
         world.check_exact();
     }
@@ -62,13 +67,14 @@ fn where_all_copies_of_a_block_are_lost_the_newest_line_that_there_is_counts() {
         world.line_every = 1 + seed % 3;
         let at = world.between(1500, 2500) * MS;
         world.run(at);
-        let view = world.view_of(1).unwrap();
+        let before = world.view_of(1).unwrap();
         // A stage and the one behind it: its host, and who keeps its copies.
-        let hosts: Vec<_> = view.plan.hosts().collect();
+        let hosts: Vec<_> = before.plan.hosts().collect();
         let stage = 1 + seed as usize % 3;
         let other = (stage + 1) % hosts.len();
         world.kill(hosts[stage]);
         world.kill(hosts[other]);
+        world.lines.clear();
         if other == 0 && hosts[other] == id(1) {
             world.at(world.now + SECOND, Event::Start(id(1), false));
         }
@@ -83,10 +89,27 @@ fn where_all_copies_of_a_block_are_lost_the_newest_line_that_there_is_counts() {
             .unwrap()
             .clone();
         assert_eq!(view.from, 0, "no copy of it is left");
+        let setbacks = world
+            .peers
+            .values()
+            .filter_map(|peer| peer.agreement.setback());
+        let mut setbacks = setbacks.filter(|setback| setback.safe > 0);
+        let lost = setbacks.next().unwrap();
+        assert!(!lost.lacking.is_empty(), "it says what is lost: {lost:?}");
+        for block in &lost.lacking {
+            let host = before.plan.host_of(*block);
+            assert!(
+                [Some(hosts[stage]), Some(hosts[other])].contains(&host),
+                "{lost:?}"
+            );
+        }
         world.run_to_the_end(30 * SECOND);
         world.check_exact();
-        // Copies are made again.
-        assert!(safe(&world) > 0);
+        // Copies were made again all along.
+        let peer = world.peers.values().next().unwrap();
+        let steps: BTreeSet<u64> = peer.store.keys().map(|(_, step)| *step).collect();
+        assert!(steps.iter().all(|step| *step > 50), "{steps:?}");
+        assert!(world.lines.range(1..50).count() > 10, "{:?}", world.lines);
     }
 }
 

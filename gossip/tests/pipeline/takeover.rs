@@ -28,6 +28,9 @@ fn takeover(seed: u64, n: u8, stop: impl Fn(&mut World, PeerId)) -> Parts {
     while new(&world).is_none() && world.now < at + 20 * SECOND {
         world.run(world.now + MS);
     }
+    if world.now > at + 3 * SECOND / 2 {
+        println!("seed {seed} of {n} peers took long");
+    }
     let life = new(&world).unwrap();
     [
         life.adopted - at,

@@ -80,7 +80,8 @@ pub enum Output {
     /// Send this peer the own profile.
     SendProfile(PeerId, Arc<Profile>),
     /// There is a new view. Work in the one before is of no use: stop it. Where training is not exact (see
-    /// [`Config::is_exact`](super::Config::is_exact)), drop copies of steps beyond the view's line, unless its `after` is set.
+    /// [`Config::is_exact`](super::Config::is_exact)), drop copies of steps beyond the view's line and let
+    /// fetches under way fail, unless its `after` is set.
     Halt(Arc<View>),
     /// There is a new view, which begins at a line to come: the one before goes on until then.
     Until(Arc<View>),
@@ -98,7 +99,7 @@ pub enum Output {
     Safe(u64),
     /// Copies older than this step are of no use any more.
     Forget(u64),
-    /// Fetch copies, then report `Copied` or `FetchFailed`.
+    /// Fetch copies, then report `Copied` or `FetchFailed`. The same are asked for again where the first holder has died.
     Fetch(Want),
     /// The job is to end: the first stage, hosted here, says after which step (`LastStep`).
     ChooseLastStep,

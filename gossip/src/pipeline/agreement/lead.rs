@@ -176,12 +176,7 @@ impl Agreement {
 
     /// Others hold a newer line than the view has come to: the other side of a partition that healed went further.
     fn is_behind(&self, view: &View) -> bool {
-        let reached = view.plan.hosts().map(|host| match host == self.me {
-            true => self.own.step,
-            false => self.heard.get(&host).map_or(0, |heard| heard.beat.step),
-        });
-        let reached = reached.max().unwrap_or(0).max(view.from);
-        self.is_in_effect(view) && self.copies().newest_line(1) > reached
+        self.is_in_effect(view) && self.copies().newest_line(1) > self.reached(view)
     }
 
     fn is_stalled(&self, view: &View) -> bool {

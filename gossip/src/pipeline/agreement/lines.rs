@@ -1,14 +1,18 @@
 //! What can be recovered: the newest line with enough copies, and what is of no use any more.
 
 use super::super::copies::{Copies, Holding};
-use super::super::message::Standing;
+use super::super::message::{Standing, View};
 use super::{Agreement, Output};
 use crate::ids::PeerId;
 
 impl Agreement {
     /// What all peers hold that are alive.
     pub(super) fn copies(&self) -> Copies<'_> {
-        let others = self.heard.iter().filter(|(peer, _)| self.is_alive(**peer));
+        // Of others, a peer that does not know yet that work was undone holds what is no part of it any more.
+        let mine = self.view.as_ref().map(|view| view.stamp);
+        let others = self.heard.iter().filter(|(peer, heard)| {
+            self.is_alive(**peer) && (self.config.is_exact || heard.beat.view == mine)
+        });
         let others = others.map(|(peer, heard)| (*peer, &heard.holding));
         Copies::new(
             self.config.n_blocks,
@@ -45,6 +49,15 @@ impl Agreement {
             self.outputs.push_back(Output::Forget(keep_from));
             self.is_news = true;
         }
+    }
+
+    /// Steps that a host of `view` has made, the line at which it begins at least.
+    pub(super) fn reached(&self, view: &View) -> u64 {
+        let reached = view.plan.hosts().map(|host| match host == self.me {
+            true => self.own.step,
+            false => self.heard.get(&host).map_or(0, |heard| heard.beat.step),
+        });
+        reached.max().unwrap_or(0).max(view.from)
     }
 
     /// What this peer holds, to give to others.

@@ -86,6 +86,19 @@ impl Config {
     }
 }
 
+/// What a view that goes back cost.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Setback {
+    /// Steps that had been made before it, as far as this peer knew.
+    pub reached: u64,
+    /// The recovery point until then: a view that goes back further has lost more copies of a block than there are to be.
+    pub safe: u64,
+    /// The line that it goes on from.
+    pub from: u64,
+    /// Blocks of which no newer copy was known; empty where nothing was lost.
+    pub lacking: Vec<u16>,
+}
+
 /// What was heard of another peer.
 #[derive(Debug)]
 struct Heard {
@@ -139,6 +152,7 @@ pub struct Agreement {
     finishing: bool,
     closed: bool,
     paused: Option<String>,
+    setback: Option<Setback>,
     outputs: VecDeque<Output>,
     next_beat: Tick,
     next_profile: Tick,
@@ -190,6 +204,7 @@ impl Agreement {
             finishing: false,
             closed: false,
             paused: None,
+            setback: None,
             outputs: VecDeque::new(),
             next_beat: now,
             next_profile: now,
@@ -340,6 +355,11 @@ impl Agreement {
     /// Why nothing is trained, where the steward found no plan.
     pub fn paused(&self) -> Option<&str> {
         self.paused.as_deref()
+    }
+
+    /// What the newest view cost that went back.
+    pub fn setback(&self) -> Option<&Setback> {
+        self.setback.as_ref()
     }
 
     /// What others said last; only those heard of.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::message::{Standing, View};
-use super::{Agreement, Output};
+use super::{Agreement, Output, Setback};
 use crate::view::Stamp;
 
 impl Agreement {
@@ -16,6 +16,7 @@ impl Agreement {
         {
             return;
         }
+        self.count_setback(&view);
         let before = self.view.replace(Arc::clone(&view));
         let before = before.filter(|before| view.after == Some(before.stamp));
         let must_go_on = before
@@ -47,6 +48,22 @@ impl Agreement {
             Output::Until(view)
         } else {
             Output::Halt(view)
+        });
+    }
+
+    fn count_setback(&mut self, view: &View) {
+        if self.view.is_none() || view.after.is_some() {
+            return;
+        }
+        let reached = self.step();
+        self.setback = Some(Setback {
+            reached,
+            safe: self.safe,
+            from: view.from,
+            lacking: match view.from < reached {
+                true => self.copies().behind(view.from),
+                false => Vec::new(),
+            },
         });
     }
 

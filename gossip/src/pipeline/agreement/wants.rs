@@ -57,11 +57,14 @@ impl Agreement {
         if self.own.standing != Standing::Ready {
             return;
         }
-        // What nobody can give any more is not waited for; should it come all the same, it is taken.
+        // One whose holder is dead is not waited for; should it come all the same, it is taken.
         let mut wants = std::mem::take(&mut self.wants);
-        wants
-            .under_way
-            .retain(|want| want.holders.iter().any(|holder| self.is_alive(*holder)));
+        let is_alive = |want: &Want| {
+            want.holders
+                .first()
+                .is_some_and(|first| self.is_alive(*first))
+        };
+        wants.under_way.retain(is_alive);
         self.wants = wants;
         for want in self.wanted() {
             let (urgent, patient): (Vec<&Want>, Vec<&Want>) =
@@ -106,6 +109,8 @@ impl Agreement {
             wanted.extend(self.lacking(last, 0..self.config.n_blocks, true));
             return wanted;
         }
+        // Copies beyond that are of work that was undone: they are held, but the line that counts is made anew.
+        let reached = self.reached(view);
         // A peer that came since keeps copies like any standby.
         let mut members = view.members.clone();
         if let Err(at) = members.binary_search(&self.me) {
@@ -114,7 +119,7 @@ impl Agreement {
         for blocks in chain::duties(&view.plan, &members, self.me, self.config.copies) {
             wanted.extend(
                 blocks
-                    .filter_map(|block| self.newer(block, u64::MAX))
+                    .filter_map(|block| self.newer(block, reached))
                     .fold(Vec::new(), join),
             );
         }

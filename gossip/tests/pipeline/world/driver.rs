@@ -179,6 +179,7 @@ impl World {
                 state.working = None;
                 if !self.config.is_exact && view.after.is_none() {
                     state.store.retain(|(_, step), _| *step <= view.from);
+                    state.undone = self.now;
                 }
                 self.pass(peer, Point::Halt);
             }
@@ -306,6 +307,9 @@ impl World {
             .get(&holder)
             .filter(|state| state.frozen_until <= self.now && self.network.reaches(peer, holder));
         let failed = Input::FetchFailed(want.clone());
+        if asked < self.peers[&peer].undone {
+            return self.handle(peer, failed);
+        }
         let Some(state) = answers.filter(|_| is_open) else {
             if is_open && self.now < asked + FETCH_TIMEOUT {
                 let again = Event::Fetched(process, want.clone(), asked, holder, connection);

@@ -85,6 +85,8 @@ pub(crate) struct Peer {
     pub(crate) store: Store,
     frozen_until: u64,
     tick_at: u64,
+    /// When copies were dropped that are no part of the work any more.
+    undone: u64,
     /// The last step and the blocks of the finished model.
     pub(crate) finished: Option<(u64, Vec<u64>)>,
     pub(crate) closed: bool,
@@ -137,6 +139,8 @@ pub(crate) struct World {
     /// Fetched: when, by whom, which, and whether training waited.
     pub(crate) fetched: Vec<(u64, PeerId, Want)>,
     pub(crate) refused: u64,
+    /// Steps at which copies were made.
+    pub(crate) lines: BTreeSet<u64>,
     pub(crate) steps_made: u64,
     pub(crate) stalest: u64,
     is_traced: bool,
@@ -182,6 +186,7 @@ impl World {
             views: BTreeMap::new(),
             fetched: Vec::new(),
             refused: 0,
+            lines: BTreeSet::new(),
             steps_made: 0,
             stalest: 0,
             is_traced: std::env::var("SKEIN_TEST_TRACE").is_ok(),
@@ -239,6 +244,7 @@ impl World {
             store: disk.unwrap_or_default(),
             frozen_until: 0,
             tick_at: self.now,
+            undone: 0,
             finished: None,
             closed: false,
         };

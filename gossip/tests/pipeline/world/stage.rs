@@ -205,6 +205,7 @@ impl World {
                 Point::Apply
             }
             Op::Copy { step } => {
+                self.lines.insert(step);
                 let first = working.first;
                 let states = working.blocks.states.clone();
                 let end = first + states.len() as u16;
