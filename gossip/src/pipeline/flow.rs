@@ -410,12 +410,13 @@ impl<P> Flow<P> {
     fn step_made(&mut self) {
         let marks = self.marks.remove(&self.applied).unwrap_or_default();
         self.applied += 1;
-        if marks.line {
-            self.due.push_back(Due::Copy(self.applied));
-        }
+        // A look comes first: once the last line is copied everywhere, the job is over.
         if marks.look && self.shape.looks > 0 {
             let step = self.applied;
             self.due.push_back(Due::Look { step, next: 0 });
+        }
+        if marks.line {
+            self.due.push_back(Due::Copy(self.applied));
         }
     }
 

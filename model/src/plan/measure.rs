@@ -13,7 +13,8 @@ use crate::random::Stream;
 use crate::stage::{Activation, Input, Stage, StageError, boundary_bytes, kept_bytes};
 
 /// Times every block, forward and backward, with micro-batches of `micro_batch` samples and half as many, `repetitions`
-/// times each, and takes medians. Holds the memory of one block at a time.
+/// times each, and takes medians, scaled so that they add up to the time all passes took: a device whose share of a core is
+/// limited stands still now and then, which a median of short passes does not see. Holds the memory of one block at a time.
 ///
 /// # Errors
 /// A model that cannot be built or cut at every block; a micro-batch too small for it.
@@ -37,12 +38,15 @@ pub fn measure(
     let batches = [samples(&layout, sizes[0])?, samples(&layout, sizes[1])?];
     let mut inputs: [Option<Activation>; 2] = [None, None];
     let mut blocks = Vec::with_capacity(output.len());
+    let (mut medians, mut means) = (0.0, 0.0);
     for (block, (output_bytes, kept_bytes)) in output.into_iter().zip(kept).enumerate() {
         let own = block..block + 1;
         let mut stage = Stage::new(config, input_shape, n_classes, 0, own, optimiser.clone())?;
         let mut measured = [Passes::default(); 2];
         for ((passes, input), batch) in measured.iter_mut().zip(&mut inputs).zip(&batches) {
             *passes = time_passes(&mut stage, batch, input, repetitions.max(1))?;
+            medians += passes.forward + passes.backward + passes.update;
+            means += passes.mean;
         }
         let line = |time: fn(&Passes) -> f64| {
             let [small, large] = &measured;
@@ -57,6 +61,12 @@ pub fn measure(
             state_bytes: stage.state_bytes(),
             kept_bytes,
         });
+    }
+    let stalls = if medians > 0.0 { means / medians } else { 1.0 };
+    for block in &mut blocks {
+        block.forward = block.forward.times(stalls);
+        block.backward = block.backward.times(stalls);
+        block.update *= stalls;
     }
     let input_bytes = 4 * input_shape.iter().product::<i64>().unsigned_abs();
     Ok(Profile {
@@ -84,12 +94,13 @@ fn samples(layout: &Layout, n: usize) -> Result<(Batch, Vec<i64>), StageError> {
     Ok((Batch::new(x, Tensor::f_from_slice(&labels)?), labels))
 }
 
-/// Median seconds.
+/// Median seconds, and the mean of all together.
 #[derive(Clone, Copy, Debug, Default)]
 struct Passes {
     forward: f64,
     backward: f64,
     update: f64,
+    mean: f64,
 }
 
 /// Times one block, and leaves its output in `input`, for the next one.
@@ -132,11 +143,13 @@ fn time_passes(
         }
     }
     *input = output;
+    let mean = all.iter().flatten().sum::<f64>() / repetitions as f64;
     let [forward, backward, update] = all.map(median);
     Ok(Passes {
         forward,
         backward,
         update,
+        mean,
     })
 }
 

@@ -28,6 +28,15 @@ impl Time {
         self.fixed + self.per_sample * samples as f64
     }
 
+    /// `factor` times as much.
+    #[must_use]
+    pub(crate) fn times(self, factor: f64) -> Self {
+        Self {
+            fixed: factor * self.fixed,
+            per_sample: factor * self.per_sample,
+        }
+    }
+
     /// The line through two measurements, neither part below zero; of one size alone, all time is per sample.
     pub fn fit([small, large]: [(usize, f64); 2]) -> Self {
         let ((n_small, small), (n_large, large)) = (small, large);

@@ -14,6 +14,8 @@ use crate::view::Stamp;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A new cut must have been better so often in a row, and by this much, to count: measured times vary.
 const LOOKS: u32 = 2;
+/// After a new view a better cut is not looked for so long: what steps take there must be known first.
+const SETTLED: Duration = Duration::from_secs(8);
 const GAIN: f64 = 1.15;
 /// Steps are saved for at least this long, as far as anybody knows; a move must cost less.
 const HORIZON: Duration = Duration::from_secs(60);
@@ -206,7 +208,11 @@ impl Agreement {
         let is_time = self
             .lead
             .looked
-            .is_none_or(|at| self.now.since(at) >= LOOK_EVERY);
+            .is_none_or(|at| self.now.since(at) >= LOOK_EVERY)
+            && self
+                .lead
+                .adopted
+                .is_none_or(|at| self.now.since(at) >= SETTLED);
         if self.config.cutting != Cutting::Adaptive || !is_time {
             return None;
         }

@@ -65,6 +65,8 @@ pub(super) struct Driver {
     /// Until the job runs: the data, peers that are connected, frames for the stage.
     data: Option<Arc<Splits>>,
     shape: Option<DataShape>,
+    /// Whether it is known if there is data.
+    loaded: bool,
     preparing: bool,
     connected: Vec<PeerId>,
     frames: Option<mpsc::Receiver<Inbound>>,
@@ -96,6 +98,7 @@ pub(super) async fn run(
         running: None,
         data: None,
         shape: None,
+        loaded: false,
         preparing: false,
         connected: context.connected.clone(),
         frames: Some(frames),
@@ -170,7 +173,7 @@ impl Driver {
 
     /// Measures the device, once it is known what the data looks like.
     fn prepare(&mut self) {
-        let Some(shape) = self.shape.clone() else {
+        let Some(shape) = self.shape.clone().filter(|_| self.loaded) else {
             return;
         };
         if std::mem::replace(&mut self.preparing, true) {
@@ -235,6 +238,7 @@ impl Driver {
     fn on_done(&mut self, done: Done) {
         match done {
             Done::Loaded(loaded) => {
+                self.loaded = true;
                 self.figures.no_data = loaded.reason;
                 self.data = loaded.data;
                 self.shape = loaded.shape.or(self.shape.take());
