@@ -65,6 +65,8 @@ pub enum Command {
     Up(UpArgs),
     /// Start a job on the whole mesh and watch it
     Train(TrainArgs),
+    /// Show how the peers that are here would cut a pipeline's model, without training it
+    Plan(PlanArgs),
     /// Watch a job that runs
     Watch(JobArg),
     /// Show this peer, its mesh and its jobs
@@ -85,6 +87,14 @@ pub enum Command {
     Init(InitArgs),
     /// Tell the running peer to leave the mesh and end
     Leave,
+}
+
+/// `skein plan`.
+#[derive(Debug, Clone, Args)]
+pub struct PlanArgs {
+    /// The job file
+    #[arg(value_name = "JOB.TOML")]
+    pub file: PathBuf,
 }
 
 /// `skein up`.

@@ -12,6 +12,7 @@ mod show;
 mod find;
 mod progress;
 mod train;
+mod plan;
 mod ask;
 mod eval;
 mod doctor;
@@ -77,6 +78,7 @@ fn run(globals: &Globals, command: Command, output: &Output) -> Result<Exit, Cli
             Command::Watch(args) => train::watch(&home, &args.job, output).await,
             Command::Status => ask::status(&home, output).await,
             Command::Peers => ask::peers(&home, output).await,
+            Command::Plan(args) => plan::plan(&home, args, output).await,
             Command::Jobs => ask::jobs(&home, output).await,
             Command::Stop(args) => ask::stop(&home, &args.job, output).await,
             Command::Export(args) => ask::export(&home, args, output).await,

@@ -1,6 +1,6 @@
 //! Numbers and tables as people read them.
 
-use crate::control::{JobStatus, PeerStatus, Phase, Status};
+use crate::control::{JobStatus, PeerStatus, Phase, PlanStatus, Status};
 
 /// `12.3 MB`, in powers of ten as network and disk makers count.
 pub(super) fn bytes(n: u64) -> String {
@@ -222,6 +222,31 @@ fn links(job: &JobStatus) -> String {
             lessons.rejected,
             lessons.failed
         );
+    }
+    text
+}
+
+/// How a model would be cut.
+pub(super) fn plan(name: &str, plan: &PlanStatus) -> String {
+    let mut rows = vec![row(["STAGE", "HOST", "BLOCKS", "COMPUTES", "MEMORY"])];
+    rows.extend(plan.stages.iter().enumerate().map(|(number, stage)| {
+        vec![
+            number.to_string(),
+            stage.host.0.short(),
+            format!("{} to {}", stage.first_block, stage.first_block + stage.n_blocks - 1),
+            format!("{:.0} % of a step", 100.0 * stage.busy_frac),
+            bytes(stage.memory_bytes),
+        ]
+    }));
+    let mut text = format!(
+        "{name}: a step would take {:.3} s, {:.0} samples/s\n{}",
+        plan.step_s,
+        plan.samples_per_s,
+        table(&rows)
+    );
+    let standby: Vec<String> = plan.standby.iter().map(|peer| peer.0.short()).collect();
+    if !standby.is_empty() {
+        text += &format!("\nwithout a stage, as copies' keepers: {}", standby.join(" "));
     }
     text
 }

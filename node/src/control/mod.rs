@@ -21,7 +21,7 @@ pub use protocol::{ErrorCode, Failure, Request, RequestError, Response};
 pub use server::{Incoming, Reply, Server};
 pub use status::{
     Best, Contribution, Hex, JobStatus, Lessons, LinkStatus, NodeFacts, PeerState, PeerStatus,
-    Phase, Recovery, StageStatus, Status,
+    Phase, PlanStatus, PlannedStage, Recovery, StageStatus, Status,
 };
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use skein_gossip::ids::JobId;
 
-use super::status::{Best, Hex, JobStatus, NodeFacts, PeerStatus, Status};
+use super::status::{Best, Hex, JobStatus, NodeFacts, PeerStatus, PlanStatus, Status};
 use crate::nearest::nearest;
 
 /// Version of this protocol. A node and a command line of different versions refuse each other.
@@ -259,6 +259,8 @@ pub enum Response {
     Exported(Exported),
     /// The model was judged.
     Evaluated(Evaluated),
+    /// How a model would be cut; made by the command line of what the node says of a job.
+    Plan(Box<PlanStatus>),
     /// What only the node knows.
     Doctor(NodeFacts),
     /// The node says goodbye to its peers and ends.

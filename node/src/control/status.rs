@@ -244,6 +244,39 @@ pub struct JobStatus {
     /// What a pipeline would lose with a peer.
     #[serde(default)]
     pub recovery: Option<Recovery>,
+    /// What the cut of a pipeline promises: the one in work, else the one that would be.
+    #[serde(default)]
+    pub plan: Option<PlanStatus>,
+}
+
+/// What a cut promises.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlanStatus {
+    /// Seconds of a step.
+    pub step_s: f64,
+    /// Samples per second.
+    pub samples_per_s: f64,
+    /// First stage to last.
+    pub stages: Vec<PlannedStage>,
+    /// Peers that are ready and get no stage: they would slow the others down, and keep copies.
+    pub standby: Vec<Hex<PeerId>>,
+    /// Peers connected to the one that planned.
+    pub n_connected: usize,
+}
+
+/// One stage of a cut.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlannedStage {
+    /// Its host.
+    pub host: Hex<PeerId>,
+    /// Its first block.
+    pub first_block: u16,
+    /// Number of its blocks.
+    pub n_blocks: u16,
+    /// Share of a step that it computes, 0 to 1; the rest are bubbles.
+    pub busy_frac: f64,
+    /// Bytes that it needs at most, the copies of neighbours included.
+    pub memory_bytes: u64,
 }
 
 /// One stage of a pipeline.
@@ -437,6 +470,7 @@ pub(crate) mod tests {
             lessons: Vec::new(),
             stages: Vec::new(),
             recovery: None,
+            plan: None,
         }
     }
 

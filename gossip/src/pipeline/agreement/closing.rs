@@ -19,6 +19,11 @@ impl Agreement {
             self.chose_last = false;
             self.is_news = true;
         }
+        if self.view.is_none() && self.own.stop.is_some() {
+            // Nothing was trained, and nothing will be.
+            self.closed = true;
+            return self.outputs.push_back(Output::Closed);
+        }
         self.choose_last_step();
         let Some(last) = self.own.last_step else {
             return;

@@ -12,7 +12,7 @@ use skein_gossip::view::Contribution as Work;
 use super::driver::{Running, contributions};
 use super::facts::Facts;
 use super::worker::Step;
-use crate::control::{Best, Contribution, Hex, JobStatus, Phase, Recovery, StageStatus};
+use crate::control::{Best, Contribution, Hex, JobStatus, Phase, PlanStatus, Recovery, StageStatus};
 use crate::job::{JobFile, Stop};
 use crate::run::STOPPED_BY;
 use crate::run::driver::JobContext;
@@ -31,6 +31,8 @@ pub(super) struct Figures {
     /// Why this peer has no data.
     pub(super) no_data: Option<String>,
     pub(super) refused: u64,
+    /// What the cut promises.
+    pub(super) plan: Option<PlanStatus>,
     stop: Stop,
     train_loss: Option<f32>,
     work: Work,
@@ -50,6 +52,7 @@ impl Figures {
             failure: None,
             no_data: None,
             refused: 0,
+            plan: None,
             stop: file.stop,
             train_loss: None,
             work: Work::default(),
@@ -235,6 +238,7 @@ impl Figures {
             links: Vec::new(),
             drift_frac: None,
             lessons: Vec::new(),
+            plan: self.plan.clone(),
             stages: running
                 .map(|running| stages(running, me))
                 .unwrap_or_default(),

@@ -9,6 +9,7 @@ use skein_gossip::pipeline::plan::{Blocks, Plan, Stage};
 use skein_model::plan::{self, Device, Links, Placement, PlanError, Prediction, Time, Work};
 
 use super::facts::Facts;
+use crate::control::{Hex, PlanStatus, PlannedStage};
 use crate::job::strategy::pipeline::{Cut, Schedule};
 
 /// Bytes per second that a link is reckoned with before it was measured: 100 Mbit/s.
@@ -19,7 +20,7 @@ const LATENCY: f64 = 1e-3;
 const LINES: u64 = 3;
 
 /// See the module's header.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct CutPlanner {
     facts: Arc<Facts>,
     /// Sizes of the blocks, and what their updates take here; times are the candidates' own.
@@ -159,6 +160,31 @@ impl CutPlanner {
             .map(placement)
             .collect::<Option<Vec<_>>>()?;
         plan::predict(&problem.work, &problem.devices, &problem.links, &placements).ok()
+    }
+}
+
+impl CutPlanner {
+    /// What users are shown: `plan` if there is one, else the best for these candidates.
+    pub(super) fn shown(&self, plan: Option<&Plan>, candidates: &[Candidate], n_connected: usize) -> Option<PlanStatus> {
+        let best = || Planner::plan(self, candidates).ok().map(|planned| planned.plan);
+        let plan = plan.cloned().or_else(best)?;
+        let prediction = self.predict(&plan, candidates)?;
+        let figures = prediction.busy.iter().zip(&prediction.memory_bytes);
+        let stages = plan.stages.iter().zip(figures).map(|(stage, (busy, memory))| PlannedStage {
+            host: Hex(stage.host),
+            first_block: stage.blocks.start,
+            n_blocks: stage.blocks.end - stage.blocks.start,
+            busy_frac: *busy,
+            memory_bytes: *memory,
+        });
+        let idle = candidates.iter().filter(|candidate| candidate.profile.is_some() && plan.stage_of(candidate.peer).is_none());
+        Some(PlanStatus {
+            step_s: prediction.step_seconds,
+            samples_per_s: f64::from(self.facts.batch) / prediction.step_seconds,
+            stages: stages.collect(),
+            standby: idle.map(|candidate| Hex(candidate.peer)).collect(),
+            n_connected,
+        })
     }
 }
 

@@ -321,6 +321,7 @@ impl Figures {
             lessons: self.lessons.clone(),
             stages: Vec::new(),
             recovery: None,
+            plan: None,
         }
     }
 

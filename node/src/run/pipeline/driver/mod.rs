@@ -45,6 +45,7 @@ pub(super) enum Done {
 pub(super) struct Running {
     pub(super) agreement: Agreement,
     pub(super) facts: Arc<Facts>,
+    pub(super) planner: CutPlanner,
     pub(super) copies: Copies,
     commands: mpsc::Sender<Command>,
     /// Commands that the thread has no room for yet; a handful per view.
@@ -274,9 +275,9 @@ impl Driver {
             file.strategy
                 .pipeline
                 .agreement(facts.n_blocks(), file.start.peers, file.stop.steps);
-        let planner = Box::new(CutPlanner::new(Arc::clone(&facts), measured));
+        let planner = CutPlanner::new(Arc::clone(&facts), measured);
         let me = self.context.net.local();
-        let agreement = Agreement::new(config, me, self.context.instance, self.now(), planner);
+        let agreement = Agreement::new(config, me, self.context.instance, self.now(), Box::new(planner.clone()));
         let (commands, command_queue) = mpsc::channel(worker::COMMANDS);
         let (event_queue, events) = mpsc::channel(worker::EVENTS);
         let thread = Worker {
@@ -313,6 +314,7 @@ impl Driver {
         self.running = Some(Running {
             agreement,
             facts,
+            planner,
             copies,
             commands,
             orders: VecDeque::new(),
@@ -403,6 +405,9 @@ impl Driver {
         let Some(running) = &self.running else { return };
         let samples = running.agreement.step() * u64::from(running.facts.batch);
         self.figures.sample_rate(samples);
+        let view = running.agreement.view().map(|view| &view.plan);
+        let candidates = running.agreement.candidates();
+        self.figures.plan = running.planner.shown(view, &candidates, self.connected.len());
         if let Some(reason) = self.figures.stop_holds(samples) {
             self.input(Input::StopHolds(reason));
         }
