@@ -8,7 +8,8 @@
 //!
 //! [`partition`] is the paper's dynamic programming with memory limits; it minimises the slowest stage or link.
 //! [`predict`] runs the synchronous one-forward-one-backward schedule event by event, with bubbles, transfers and memory.
-//! [`search`] tries orders and subsets of devices, and takes the cut whose predicted step is the shortest.
+//! [`search`] tries orders and subsets of devices, and takes the cut whose predicted step is the shortest: of all cuts where an
+//! order has at most a thousand, else near it.
 
 mod profile;
 mod work;

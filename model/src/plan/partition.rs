@@ -7,11 +7,31 @@
 
 use super::work::{Device, Links, Placement, PlanError, Work};
 
-/// A cut and the time per micro-batch of its slowest stage or link.
+/// A cut and what it was made small for.
 #[derive(Clone, Debug)]
 pub(crate) struct Cut {
     pub(crate) placements: Vec<Placement>,
-    pub(crate) slowest: f64,
+    pub(crate) cost: f64,
+}
+
+/// What a cut is made small for, per micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Aim {
+    /// The time of the slowest stage or link: what counts for many micro-batches.
+    Slowest,
+    /// The time of all stages and links together, none of which is slower than this: what counts more the fewer
+    /// micro-batches there are, as each step fills and empties the pipeline once.
+    Sum { none_above: f64 },
+}
+
+impl Aim {
+    fn add(self, so_far: f64, transfer: f64, compute: f64) -> f64 {
+        match self {
+            Self::Slowest => so_far.max(transfer).max(compute),
+            Self::Sum { none_above } if transfer.max(compute) > none_above => f64::INFINITY,
+            Self::Sum { .. } => so_far + transfer + compute,
+        }
+    }
 }
 
 /// Cuts the blocks for the devices `order`, each of which gets at least one, such that the slowest stage or link is as fast
@@ -26,7 +46,7 @@ pub fn partition(
     order: &[usize],
 ) -> Result<Vec<Placement>, PlanError> {
     check(work, devices, links, order)?;
-    match best_cut(work, devices, links, order) {
+    match best_cut(work, devices, links, order, Aim::Slowest) {
         Some(cut) => Ok(cut.placements),
         None => Err(too_large(work, devices, order)),
     }
@@ -102,10 +122,11 @@ pub(crate) fn best_cut(
     devices: &[Device],
     links: &Links,
     order: &[usize],
+    aim: Aim,
 ) -> Option<Cut> {
     let (n_blocks, n_stages) = (work.profile.blocks.len(), order.len());
     let sums = work.sums();
-    // best[j]: slowest stage or link of blocks 0..j on the stages so far; from[k][j]: where stage k begins then.
+    // best[j]: cost of blocks 0..j on the stages so far; from[k][j]: where stage k begins then.
     let mut best = vec![f64::INFINITY; n_blocks + 1];
     best[0] = 0.0;
     let mut from = vec![vec![0; n_blocks + 1]; n_stages];
@@ -137,17 +158,17 @@ pub(crate) fn best_cut(
                 }
                 let [forward, backward, _] = work.seconds(&sums, &blocks);
                 let compute = devices[*device].capacity * (forward + backward);
-                let slowest = so_far.max(transfer).max(compute);
-                if slowest < next[end] {
-                    next[end] = slowest;
+                let cost = aim.add(so_far, transfer, compute);
+                if cost < next[end] {
+                    next[end] = cost;
                     from[position][end] = start;
                 }
             }
         }
         best = next;
     }
-    let slowest = best[n_blocks];
-    if slowest.is_infinite() {
+    let cost = best[n_blocks];
+    if cost.is_infinite() {
         return None;
     }
     let mut placements = Vec::with_capacity(n_stages);
@@ -161,10 +182,7 @@ pub(crate) fn best_cut(
         end = start;
     }
     placements.reverse();
-    Some(Cut {
-        placements,
-        slowest,
-    })
+    Some(Cut { placements, cost })
 }
 
 /// Says what does not fit.
@@ -203,7 +221,7 @@ pub(crate) mod tests {
     use crate::plan::work::tests::{even, work};
 
     /// All cuts of `n_blocks` blocks for the devices `order`.
-    pub(crate) fn all_cuts(n_blocks: usize, order: &[usize]) -> Vec<Vec<Placement>> {
+    pub(crate) fn every_cut(n_blocks: usize, order: &[usize]) -> Vec<Vec<Placement>> {
         let Some((device, rest)) = order.split_first() else {
             return if n_blocks == 0 {
                 vec![Vec::new()]
@@ -213,7 +231,7 @@ pub(crate) mod tests {
         };
         let mut cuts = Vec::new();
         for first in 1..=n_blocks {
-            for mut cut in all_cuts(n_blocks - first, rest) {
+            for mut cut in every_cut(n_blocks - first, rest) {
                 for placement in &mut cut {
                     placement.blocks = placement.blocks.start + first..placement.blocks.end + first;
                 }
@@ -338,10 +356,10 @@ pub(crate) mod tests {
             let rate = rates.chunks(3).map(<[f64]>::to_vec).collect();
             let links = Links { rate, latency: 0.0, shared };
             let order = [0, 2, 1];
-            let cuts = all_cuts(seconds.len(), &order);
+            let cuts = every_cut(seconds.len(), &order);
             let value = |cut: &Vec<Placement>| slowest(&work, &devices, &links, cut);
             let best = cuts.iter().filter(|cut| fits(&work, &devices, cut)).map(value).reduce(f64::min);
-            match (best, best_cut(&work, &devices, &links, &order)) {
+            match (best, best_cut(&work, &devices, &links, &order, Aim::Slowest)) {
                 (None, None) => {
                     let error = partition(&work, &devices, &links, &order).unwrap_err();
                     let named = matches!(error, PlanError::BlockTooLarge { .. } | PlanError::ModelTooLarge { .. });
@@ -349,7 +367,7 @@ pub(crate) mod tests {
                 }
                 (Some(best), Some(cut)) => {
                     prop_assert!(fits(&work, &devices, &cut.placements));
-                    prop_assert!((cut.slowest - best).abs() < 1e-9 * best);
+                    prop_assert!((cut.cost - best).abs() < 1e-9 * best);
                     prop_assert!((value(&cut.placements) - best).abs() < 1e-9 * best);
                 }
                 (best, cut) => prop_assert!(false, "{:?} {:?}", best, cut),

@@ -359,12 +359,12 @@ pub(crate) fn size(
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    pub(crate) fn layout() -> BlockLayout {
+    fn layout() -> BlockLayout {
         BlockLayout {
             index: 3,
             name: "features.3".into(),
@@ -374,7 +374,7 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn state() -> BlockState {
+    fn state() -> BlockState {
         BlockState {
             block: 3,
             parameters: (0..6).map(|i| i as f32 / 3.0).collect(),

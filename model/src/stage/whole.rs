@@ -113,23 +113,26 @@ pub fn dissect(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stage::state::tests::{layout, state};
 
     #[test]
     fn blocks_of_other_steps_or_too_few_make_no_model() {
         let layouts = |n| -> Vec<BlockLayout> {
             let block = |index| BlockLayout {
                 index,
+                name: format!("features.{index}"),
                 parameters: 6 * index..6 * index + 6,
                 buffers: 2 * index..2 * index + 2,
-                ..layout()
+                n_vectors: 1,
             };
             (0..n).map(block).collect()
         };
         let at = |block, optimiser_steps| BlockState {
             block,
+            parameters: vec![0.5; 6],
+            optimiser: vec![vec![-0.5; 6]],
+            buffers: vec![1.0; 2],
+            batches_tracked: 12,
             optimiser_steps,
-            ..state()
         };
         let whole = assemble(&layouts(2), [at(1, 3), at(0, 3)]).unwrap();
         assert_eq!((whole.parameters.len(), whole.buffers.len()), (12, 4));
