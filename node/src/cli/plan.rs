@@ -37,7 +37,8 @@ pub(super) async fn plan(home: &Path, args: PlanArgs, output: &Output) -> Result
              [strategy]"
         )));
     }
-    let text = that_never_begins(&text).map_err(|reason| CliError::usage(format!("{name}: {reason}")))?;
+    let text =
+        that_never_begins(&text).map_err(|reason| CliError::usage(format!("{name}: {reason}")))?;
     let response = Client::ask(home, &Request::Train { job: text }).await?;
     let Response::Accepted { job, .. } = &response else {
         return Err(unexpected("train", &response));
@@ -52,7 +53,9 @@ pub(super) async fn plan(home: &Path, args: PlanArgs, output: &Output) -> Result
 }
 
 fn that_never_begins(text: &str) -> Result<String, String> {
-    let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
+    let mut table: toml::Table = text
+        .parse()
+        .map_err(|error: toml::de::Error| error.to_string())?;
     let mut start = toml::Table::new();
     start.insert("peers".into(), NEVER.into());
     table.insert("start".into(), start.into());
@@ -92,7 +95,9 @@ async fn wait(home: &Path, job: JobId) -> Result<(JobStatus, PlanStatus), CliErr
                 return Ok((status, plan));
             }
         } else if began.elapsed() > FIRST {
-            let reason = status.reason.unwrap_or_else(|| "no peer has measured itself".into());
+            let reason = status
+                .reason
+                .unwrap_or_else(|| "no peer has measured itself".into());
             return Err(refused(format!("there is no plan: {reason}")));
         }
     }

@@ -233,7 +233,11 @@ pub(super) fn plan(name: &str, plan: &PlanStatus) -> String {
         vec![
             number.to_string(),
             stage.host.0.short(),
-            format!("{} to {}", stage.first_block, stage.first_block + stage.n_blocks - 1),
+            format!(
+                "{} to {}",
+                stage.first_block,
+                stage.first_block + stage.n_blocks - 1
+            ),
             format!("{:.0} % of a step", 100.0 * stage.busy_frac),
             bytes(stage.memory_bytes),
         ]
@@ -246,7 +250,10 @@ pub(super) fn plan(name: &str, plan: &PlanStatus) -> String {
     );
     let standby: Vec<String> = plan.standby.iter().map(|peer| peer.0.short()).collect();
     if !standby.is_empty() {
-        text += &format!("\nwithout a stage, as copies' keepers: {}", standby.join(" "));
+        text += &format!(
+            "\nwithout a stage, as copies' keepers: {}",
+            standby.join(" ")
+        );
     }
     text
 }

@@ -12,7 +12,9 @@ use skein_gossip::view::Contribution as Work;
 use super::driver::{Running, contributions};
 use super::facts::Facts;
 use super::worker::Step;
-use crate::control::{Best, Contribution, Hex, JobStatus, Phase, PlanStatus, Recovery, StageStatus};
+use crate::control::{
+    Best, Contribution, Hex, JobStatus, Phase, PlanStatus, Recovery, StageStatus,
+};
 use crate::job::{JobFile, Stop};
 use crate::run::STOPPED_BY;
 use crate::run::driver::JobContext;

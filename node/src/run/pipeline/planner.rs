@@ -165,19 +165,34 @@ impl CutPlanner {
 
 impl CutPlanner {
     /// What users are shown: `plan` if there is one, else the best for these candidates.
-    pub(super) fn shown(&self, plan: Option<&Plan>, candidates: &[Candidate], n_connected: usize) -> Option<PlanStatus> {
-        let best = || Planner::plan(self, candidates).ok().map(|planned| planned.plan);
+    pub(super) fn shown(
+        &self,
+        plan: Option<&Plan>,
+        candidates: &[Candidate],
+        n_connected: usize,
+    ) -> Option<PlanStatus> {
+        let best = || {
+            Planner::plan(self, candidates)
+                .ok()
+                .map(|planned| planned.plan)
+        };
         let plan = plan.cloned().or_else(best)?;
         let prediction = self.predict(&plan, candidates)?;
         let figures = prediction.busy.iter().zip(&prediction.memory_bytes);
-        let stages = plan.stages.iter().zip(figures).map(|(stage, (busy, memory))| PlannedStage {
-            host: Hex(stage.host),
-            first_block: stage.blocks.start,
-            n_blocks: stage.blocks.end - stage.blocks.start,
-            busy_frac: *busy,
-            memory_bytes: *memory,
+        let stages = plan
+            .stages
+            .iter()
+            .zip(figures)
+            .map(|(stage, (busy, memory))| PlannedStage {
+                host: Hex(stage.host),
+                first_block: stage.blocks.start,
+                n_blocks: stage.blocks.end - stage.blocks.start,
+                busy_frac: *busy,
+                memory_bytes: *memory,
+            });
+        let idle = candidates.iter().filter(|candidate| {
+            candidate.profile.is_some() && plan.stage_of(candidate.peer).is_none()
         });
-        let idle = candidates.iter().filter(|candidate| candidate.profile.is_some() && plan.stage_of(candidate.peer).is_none());
         Some(PlanStatus {
             step_s: prediction.step_seconds,
             samples_per_s: f64::from(self.facts.batch) / prediction.step_seconds,

@@ -277,7 +277,13 @@ impl Driver {
                 .agreement(facts.n_blocks(), file.start.peers, file.stop.steps);
         let planner = CutPlanner::new(Arc::clone(&facts), measured);
         let me = self.context.net.local();
-        let agreement = Agreement::new(config, me, self.context.instance, self.now(), Box::new(planner.clone()));
+        let agreement = Agreement::new(
+            config,
+            me,
+            self.context.instance,
+            self.now(),
+            Box::new(planner.clone()),
+        );
         let (commands, command_queue) = mpsc::channel(worker::COMMANDS);
         let (event_queue, events) = mpsc::channel(worker::EVENTS);
         let thread = Worker {
@@ -407,7 +413,9 @@ impl Driver {
         self.figures.sample_rate(samples);
         let view = running.agreement.view().map(|view| &view.plan);
         let candidates = running.agreement.candidates();
-        self.figures.plan = running.planner.shown(view, &candidates, self.connected.len());
+        self.figures.plan = running
+            .planner
+            .shown(view, &candidates, self.connected.len());
         if let Some(reason) = self.figures.stop_holds(samples) {
             self.input(Input::StopHolds(reason));
         }
