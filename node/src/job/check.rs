@@ -1,7 +1,7 @@
 //! Refuses values that no job can have, each with its key and what to write instead. What a model, an optimiser or a
 //! source of data can be is checked by the model crate; here its verdict gets its line.
 
-use skein_model::config::ConfigError;
+use skein_model::config::{ConfigError, ModelConfig};
 
 use super::document::Document;
 use super::error::JobError;
@@ -89,7 +89,14 @@ fn pipeline(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
     let pipeline = &job.strategy.pipeline;
     let most = job.train.batch.min(MAX_MICRO_BATCHES);
     let is_pipeline = job.strategy.kind == Kind::Pipeline;
-    let rules: [(bool, &str, &dyn std::fmt::Display, &str); 4] = [
+    let is_tied = matches!(job.model, ModelConfig::Gpt { tied: true, .. });
+    let rules: [(bool, &str, &dyn std::fmt::Display, &str); 5] = [
+        (
+            !is_pipeline || !is_tied,
+            "model.tied",
+            &true,
+            "write tied = false: in a pipeline the embeddings and the head may lie on different peers",
+        ),
         (
             (1..=MAX_MICRO_BATCHES).contains(&pipeline.micro_batches)
                 && (!is_pipeline || pipeline.micro_batches <= most),

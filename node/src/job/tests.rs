@@ -6,7 +6,10 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::file::{Every, MAX_JOB_BYTES};
-use super::strategy::{BatchingKind, Commit, Exchange, Method, Select, ValueFormat, Waiting};
+use super::strategy::pipeline::{Cut, Schedule};
+use super::strategy::{
+    BatchingKind, Commit, Exchange, Method, Pipeline, Select, ValueFormat, Waiting,
+};
 use super::*;
 
 const SMALLEST: &str = "[model]\nkind = 'cnn'\n[stop]\nsteps = 5\n";
@@ -87,6 +90,69 @@ fn every_key_can_be_set_and_shown_as_json() {
     let json = serde_json::to_value(&job).unwrap();
     assert_eq!(json["train"]["optimiser"]["kind"], "adamw");
     assert_eq!(json["checkpoint"]["every"]["steps"], 500);
+}
+
+#[test]
+fn a_pipeline_can_be_set_and_has_its_documented_defaults() {
+    let job = JobFile::parse(&format!("{SMALLEST}[strategy]\nkind = 'pipeline'\n")).unwrap();
+    let pipeline = job.strategy.pipeline;
+    assert_eq!(pipeline, Pipeline::default());
+    assert_eq!(
+        (pipeline.micro_batches, pipeline.copies, pipeline.copy_every),
+        (8, 2, 10)
+    );
+    let job = JobFile::parse(&format!(
+        "{SMALLEST}[strategy]\nkind = 'pipeline'\n[strategy.pipeline]\nmicro_batches = 4\nschedule = 'gpipe'\n\
+         cut = 'pipedream'\nrecut = 'absorb'\ncopies = 1\ncopy_every = 50\nvalues = 'bf16'\nrecompute = true\n"
+    ));
+    let pipeline = job.unwrap().strategy.pipeline;
+    assert_eq!(
+        (pipeline.schedule, pipeline.cut),
+        (Schedule::Gpipe, Cut::Pipedream)
+    );
+    assert_eq!(
+        (pipeline.copies, pipeline.copy_every, pipeline.recompute),
+        (1, 50, true)
+    );
+}
+
+#[test]
+fn what_a_pipeline_cannot_do_is_refused() {
+    let pipeline = |line: &str, key: &str, words: &str| {
+        check(
+            &format!("{SMALLEST}[strategy]\nkind = 'pipeline'\n[strategy.pipeline]\n{line}<<\n"),
+            key,
+            words,
+        );
+    };
+    pipeline(
+        "micro_batches = 0",
+        "strategy.pipeline.micro_batches",
+        "at most the samples of a step",
+    );
+    pipeline(
+        "micro_batches = 33",
+        "strategy.pipeline.micro_batches",
+        "at most the samples of a step",
+    );
+    pipeline("copies = 17", "strategy.pipeline.copies", "0 to 16");
+    pipeline(
+        "copy_every = 0",
+        "strategy.pipeline.copy_every",
+        "1 or more",
+    );
+    pipeline("copy = 1", "strategy.pipeline.copy", "copies");
+    check(
+        "[model]\nkind = 'cnn'\n[stop]\nsteps = 5\n[strategy]\nkind = 'pipeline'\n[data]\nsplit = { kind = 'iid', shards = 2 }<<\n",
+        "data.split",
+        "leave it out",
+    );
+    let gpt = "[stop]\nsteps = 5\n[strategy]\nkind = 'pipeline'\n[model]\nkind = 'gpt'\nlayers = 2\nheads = 2\nwidth = 16\ncontext = 8\n";
+    check(
+        &format!("{gpt}tied = true<<\n"),
+        "model.tied",
+        "tied = false",
+    );
 }
 
 /// Parses `text` with the bad line marked by `<<`, and checks key, line and words of the message.

@@ -39,16 +39,19 @@ impl Copies {
     }
 
     /// The newest step before `step` at which all of `blocks` are held.
-    pub(super) fn base(&self, step: u64, mut blocks: std::ops::Range<u16>) -> Option<u64> {
-        let mut steps: Vec<u64> = self
+    pub(super) fn base(&self, step: u64, blocks: std::ops::Range<u16>) -> Option<u64> {
+        let mut older: Vec<u64> = self
             .states
-            .keys()
-            .map(|(held, _)| *held)
-            .filter(|held| *held < step)
+            .range(..(step, 0))
+            .map(|((held, _), _)| *held)
             .collect();
-        steps.dedup();
-        let mut newest_first = steps.into_iter().rev();
-        newest_first.find(|held| blocks.all(|block| self.states.contains_key(&(*held, block))))
+        older.dedup();
+        let holds = |held: &u64| {
+            blocks
+                .clone()
+                .all(|block| self.states.contains_key(&(*held, block)))
+        };
+        older.into_iter().rev().find(holds)
     }
 
     /// All blocks held at `step`.
@@ -302,6 +305,14 @@ mod tests {
         assert!(skipped.is_empty() && copies.line(10).is_empty() && copies.line(20) == states);
         assert_eq!(copies.base(30, 0..3), Some(20));
         assert_eq!(copies.base(20, 0..3), None);
+        let mut copies = copies;
+        copies.put(25, 0, Arc::clone(&states[0].1));
+        assert_eq!(copies.base(30, 0..1), Some(25));
+        assert_eq!(
+            copies.base(30, 0..3),
+            Some(20),
+            "of step 25 one block is held"
+        );
         let path = folder.path().join("20/1");
         let mut bytes = fs::read(&path).unwrap();
         bytes[40] ^= 1;

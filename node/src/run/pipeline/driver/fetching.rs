@@ -14,7 +14,8 @@ use crate::run::fetch::{self, Haste};
 use crate::run::journal::Entry;
 
 impl Driver {
-    /// Fetches what the agreement wants.
+    /// Fetches what the agreement wants. Copies of which nobody is in need come as fast as the link goes too: on the wire they yield to
+    /// frames, and the sooner they are here the less a failure costs.
     pub(super) fn fetch(&mut self, want: Want) {
         let Some(running) = &self.running else { return };
         let facts = Arc::clone(&running.facts);
@@ -36,19 +37,21 @@ impl Driver {
             step: want.step,
             have,
         };
-        let haste = if want.is_urgent {
-            Haste::Needed
-        } else {
-            Haste::Background
-        };
         let (net, done, bound) = (
             self.context.net.clone(),
             self.done.clone(),
             store::parcel_bound(&layouts),
         );
         tokio::spawn(async move {
-            let outcome =
-                fetch::fetch(net, want.holders.clone(), request, bound, None, haste).await;
+            let outcome = fetch::fetch(
+                net,
+                want.holders.clone(),
+                request,
+                bound,
+                None,
+                Haste::Needed,
+            )
+            .await;
             let outcome = match outcome.done {
                 None => Err(outcome.failures.join("; ")),
                 Some((_, parcel)) => {

@@ -157,8 +157,11 @@ impl Work {
 
     fn copy(&mut self, worker: &mut Worker, step: u64) -> Result<(), Stop> {
         let state = |block: u16| {
-            let state = self.stage.block_state(usize::from(block)).map_err(failed)?;
-            Ok((block, Arc::new(state.encode())))
+            let mut bytes = Vec::new();
+            self.stage
+                .encode_block(usize::from(block), &mut bytes)
+                .map_err(failed)?;
+            Ok((block, Arc::new(bytes)))
         };
         let states = self.blocks().map(state).collect::<Result<_, Stop>>()?;
         worker.tell(Event::Copied { step, states })
