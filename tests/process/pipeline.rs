@@ -1,26 +1,35 @@
 //! Jobs whose model is cut into stages on several peers: the same weights to the bit as one peer makes, whoever is killed.
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 use skein_tests::{Cluster, Job};
 
-/// A pipeline of `stop` steps on `peers` peers, copied every five.
-fn pipeline(stop: &'static str, peers: u32) -> String {
+use crate::users::write_readings;
+
+/// A pipeline of `stop` steps on `peers` peers, copied every five; `data` are the lines of `[data]`.
+fn pipeline_on(data: &'static str, stop: &'static str, peers: u32) -> String {
     let job = Job {
         hidden: &[48, 48, 48, 48],
+        data,
         batch: 32,
         stop,
         peers,
         evaluate_every: 40,
+        checkpoint: "steps = 20",
         ..Job::default()
     };
+    let toml = job.toml();
+    let (before, after) = toml.split_once("[strategy.exchange]").unwrap();
+    let (_, after) = after.split_once("[evaluate]").unwrap();
     format!(
-        "{}[strategy]\nkind = \"pipeline\"\n[strategy.pipeline]\nmicro_batches = 4\ncopy_every = 5\ncut = \"equal\"\n",
-        job.toml()
-            .split("[strategy.exchange]")
-            .next()
-            .unwrap_or_default()
-            .to_owned()
-    ) + "[evaluate]\nevery = 40\n[checkpoint]\nsteps = 20\n"
+        "{before}[strategy]\nkind = \"pipeline\"\n[strategy.pipeline]\nmicro_batches = 4\ncopy_every = 5\ncut = \"equal\"\n\
+         [evaluate]{after}"
+    )
+}
+
+fn pipeline(stop: &'static str, peers: u32) -> String {
+    pipeline_on("source = \"digits\"", stop, peers)
 }
 
 /// The hash that one peer alone ends with.
@@ -75,4 +84,92 @@ fn whoever_is_killed_the_weights_are_those_of_the_undisturbed_run() {
         let hash = cluster.wait_for_one_hash(&[0, 1, 2], &job);
         assert_eq!(hash, expected, "victim {victim}: {views:?}");
     }
+}
+
+#[test]
+fn two_of_four_die_at_once_and_the_others_make_the_same_weights() {
+    let expected = alone("steps = 2000");
+    let cluster = Cluster::start(4);
+    let job = cluster.submit(0, &pipeline("steps = 2000", 4));
+    wait_until_running(&cluster, &[0, 1, 2, 3], &job);
+    cluster.wait_for_step(&[0, 1, 2, 3], &job, 100);
+    cluster.node(1).kill();
+    cluster.node(3).kill();
+    assert_eq!(cluster.wait_for_one_hash(&[0, 2], &job), expected);
+}
+
+#[test]
+fn a_host_that_stands_still_for_five_seconds_is_replaced_and_comes_back() {
+    let expected = alone("steps = 4000");
+    let cluster = Cluster::start(3);
+    let job = cluster.submit(0, &pipeline("steps = 4000", 3));
+    wait_until_running(&cluster, &[0, 1, 2], &job);
+    // The steward is the hardest to lose: the lowest peer.
+    let stopped = (0..3).min_by_key(|n| cluster.node(*n).peer()).unwrap();
+    let others: Vec<usize> = (0..3).filter(|n| *n != stopped).collect();
+    let began = Instant::now();
+    cluster.node(stopped).signal("STOP");
+    cluster.wait_for_steps(&others, &job, 50);
+    cluster.wait("five seconds", || {
+        (began.elapsed() >= Duration::from_secs(5)).then_some(())
+    });
+    cluster.node(stopped).signal("CONT");
+    assert_eq!(cluster.wait_for_one_hash(&[0, 1, 2], &job), expected);
+}
+
+#[test]
+fn after_all_were_killed_a_pipeline_goes_on_from_its_copies_on_disk() {
+    let expected = alone("steps = 3000");
+    let mut cluster = Cluster::start(3);
+    let job = cluster.submit(0, &pipeline("steps = 3000", 3));
+    cluster.wait("copies on each disk", || {
+        let has = |n: usize| !cluster.node(n).events(&job, "checkpoint").is_empty();
+        (0..3).all(has).then_some(())
+    });
+    for n in 0..3 {
+        cluster.node(n).kill();
+    }
+    for n in 0..3 {
+        cluster.restart(n);
+    }
+    assert_eq!(cluster.wait_for_one_hash(&[0, 1, 2], &job), expected);
+    let goes_on = (0..3)
+        .flat_map(|n| cluster.node(n).events(&job, "cut"))
+        .filter_map(|cut| cut["from_step"].as_u64());
+    assert!(goes_on.max() > Some(0));
+}
+
+#[test]
+fn a_pipeline_waits_for_the_only_peer_with_the_data_and_then_goes_on() {
+    let mut cluster = Cluster::empty();
+    let folder = cluster.folder().join("readings");
+    write_readings(&folder, 400);
+    let data = format!("readings={}", folder.display());
+    let owner = cluster.add_with(&["--data", &data]);
+    let others = [cluster.add(), cluster.add()];
+    cluster.connected();
+    let job = cluster.submit(
+        others[0],
+        &pipeline_on(
+            "source = \"npy\"\nname = \"readings\"\nclasses = 2",
+            "steps = 3000",
+            3,
+        ),
+    );
+    wait_until_running(&cluster, &[owner, others[0], others[1]], &job);
+    cluster.wait_for_step(&others, &job, 100);
+    cluster.node(owner).kill();
+    let steward = *others
+        .iter()
+        .min_by_key(|n| cluster.node(**n).peer())
+        .unwrap();
+    cluster.wait("a pause that says why", || {
+        let status = cluster.node(steward).job(&job)?;
+        status["reason"]
+            .as_str()?
+            .contains("holds the data")
+            .then_some(())
+    });
+    cluster.restart(owner);
+    cluster.wait_for_one_hash(&[owner, others[0], others[1]], &job);
 }

@@ -177,7 +177,7 @@ fn a_peer_that_is_ended_in_mid_step_ends_well_every_time() {
 }
 
 /// Writes `x.npy` and `y.npy`: `n` rows of 8 numbers in two classes that are easily told apart.
-fn write_readings(folder: &Path, n: usize) {
+pub(crate) fn write_readings(folder: &Path, n: usize) {
     let npy = |header: String, values: Vec<u8>| {
         let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
         let padded = format!("{header:<117}\n");
