@@ -83,19 +83,21 @@ impl Agreement {
             return;
         }
         self.membership.heard(self.now, peer);
-        if !self.heard.contains_key(&peer) {
-            if self.heard.len() >= MAX_MEMBERS && !self.forget_one_dead() {
-                return;
-            }
-            // Its first beat: it may not have the own profile yet.
-            if let Some(profile) = &self.own.profile {
-                self.outputs
-                    .push_back(Output::SendProfile(peer, Arc::clone(profile)));
-            }
+        let is_new = !self.heard.contains_key(&peer);
+        if is_new && self.heard.len() >= MAX_MEMBERS && !self.forget_one_dead() {
+            return;
         }
         let is_another = |heard: &Heard| heard.beat.instance != beat.instance;
-        if self.heard.get(&peer).is_some_and(is_another) {
+        let is_restarted = self.heard.get(&peer).is_some_and(is_another);
+        if is_restarted {
             self.lost_frames(peer);
+        }
+        // Its first beat: it does not have the own profile, which came before it could take it.
+        if (is_new || is_restarted)
+            && let Some(profile) = &self.own.profile
+        {
+            self.outputs
+                .push_back(Output::SendProfile(peer, Arc::clone(profile)));
         }
         self.learn(&beat);
         let holding = Holding::from_runs(&beat.held, self.config.n_blocks);

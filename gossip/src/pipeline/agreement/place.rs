@@ -315,6 +315,28 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_that_was_restarted_is_told_the_profile_again() {
+        let mut agreement = ready(3);
+        let told = |agreement: &mut Agreement| {
+            let is_profile =
+                |output: &Output| matches!(output, Output::SendProfile(to, _) if *to == peer(2));
+            outputs(agreement).iter().any(is_profile)
+        };
+        assert!(told(&mut agreement));
+        let restarted = Beat {
+            instance: 2,
+            ..(*beat(&view(1, 2, 0, None), &[])).clone()
+        };
+        agreement.handle(at(1), Input::Beat(peer(2), Arc::new(restarted.clone())));
+        assert!(
+            told(&mut agreement),
+            "what was sent before its first beat came too early"
+        );
+        agreement.handle(at(2), Input::Beat(peer(2), Arc::new(restarted)));
+        assert!(!told(&mut agreement));
+    }
+
+    #[test]
     fn a_host_works_once_the_stages_beside_it_are_connected() {
         let mut agreement = Agreement::new(Config::new(4), peer(3), 1, at(0), Box::new(One));
         let prepared = Input::Prepared {
