@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::compare::compare;
 use super::summary::{RunSummary, Summary, judge_again};
-use super::{csv, curves, html, matrix, timeline};
+use super::{csv, curves, html, matrix, stages, timeline};
 use crate::record::Record;
 
 /// A file of a report that could not be written or read.
@@ -36,6 +36,7 @@ pub fn write_record(folder: &Path, record: &Record) -> Result<(), FolderError> {
 pub fn write_report(folder: &Path, record: &Record, run: &RunSummary) -> Result<(), FolderError> {
     let mut figures = curves::curves(record, target(run));
     figures.extend(timeline::timeline(record).map(|svg| ("timeline.svg", svg)));
+    figures.extend(stages::stages(record).map(|svg| ("stages.svg", svg)));
     figures.extend(matrix::matrix(record).map(|svg| ("links.svg", svg)));
     let page = html::page(record, run, &figures);
     with_file(&folder.join("report.html"), |to| {
