@@ -193,6 +193,24 @@ mod tests {
     }
 
     #[test]
+    fn pipelines_are_compared_by_their_speed_and_their_takeovers() {
+        let record = sample::pipeline();
+        let run = judge_again(&record, &RunSummary::default());
+        assert_eq!(run.metrics["redone_steps"], Some(5.0));
+        let compared = compare(&[(record, run)], None);
+        let names: Vec<&str> = compared.iter().map(|row| row.metric.as_str()).collect();
+        assert_eq!(
+            names[names.len() - 4..],
+            [
+                "samples_per_s",
+                "takeover_s(0.5)",
+                "takeover_s(0.95)",
+                "redone_steps"
+            ]
+        );
+    }
+
+    #[test]
     fn contestants_stand_beside_each_other_with_ratios_to_the_first() {
         let mut never = run("b", 9.0, "steps");
         never
@@ -222,6 +240,7 @@ mod tests {
         // The shortest run lasts 100 s.
         assert!(of("accuracy_at(100)", "sample#b").is_some());
         assert!(of("views", "sample#b").is_some() && of("steps", "sample#a").is_some());
+        assert!(of("samples_per_s", "sample#a").is_none());
         let table = comparison_table(&compared);
         assert!(
             table.contains("never") && table.contains("3.64 x"),

@@ -192,3 +192,47 @@ fn read(rank: NodeIndex, line: &Metric, peers: &BTreeMap<&str, NodeIndex>) -> Op
         told: [(rank, line.t)].into(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample::{cut, pipeline, stage_step};
+    use super::*;
+
+    #[test]
+    fn of_two_cuts_under_one_number_the_later_one_holds() {
+        let mut record = pipeline();
+        let news = cut(10.8, 2, 4, &[("c", 0, 10), ("a", 10, 20)]);
+        record.nodes[2].metrics.push(news);
+        let cuts = Cuts::of(&record);
+        let of_2 = cuts.all.iter().find(|cut| cut.number == 2).unwrap();
+        assert_eq!((of_2.from_step, of_2.hosts().collect()), (4, vec![2, 0]));
+        assert_eq!((of_2.at(), cuts.all.len()), (10.8, 2));
+    }
+
+    #[test]
+    fn a_step_belongs_to_the_newest_cut_that_it_lies_behind() {
+        let record = pipeline();
+        let cuts = Cuts::of(&record);
+        let of = |step, view| {
+            cuts.of_step(&stage_step(11.0, step, view))
+                .map(|cut| cut.number)
+        };
+        assert_eq!(of(5, 2), Some(1));
+        assert_eq!(of(6, 2), Some(2));
+        assert_eq!(of(6, 1), Some(1));
+        assert_eq!(of(6, 9), Some(2));
+        assert_eq!((of(0, 1), of(6, 0)), (None, None));
+    }
+
+    #[test]
+    fn lines_that_are_no_cuts_are_left_out() {
+        let mut record = pipeline();
+        for line in &mut record.nodes[0].metrics {
+            if line.event == "cut" {
+                line.fields.insert("stages".into(), "none".into());
+            }
+        }
+        record.nodes.truncate(1);
+        assert!(Cuts::of(&record).all.is_empty());
+    }
+}

@@ -228,6 +228,22 @@ mod tests {
     }
 
     #[test]
+    fn a_pipeline_has_a_section_on_its_stages_and_other_jobs_have_none() {
+        let folder = tempfile::tempdir().unwrap();
+        for (record, has_stages) in [(sample::pipeline(), true), (sample::record(), false)] {
+            let inside = folder.path().join(&record.scenario);
+            fs::create_dir(&inside).unwrap();
+            let run = judge_again(&record, &RunSummary::default());
+            write_report(&inside, &record, &run).unwrap();
+            let page = fs::read_to_string(inside.join("report.html")).unwrap();
+            for part in ["<h2>Stages</h2>", "Which stage each node hosted", "1.600 s"] {
+                assert_eq!(page.contains(part), has_stages, "{part}");
+            }
+            assert_eq!(inside.join("stages.svg").exists(), has_stages);
+        }
+    }
+
+    #[test]
     fn a_run_without_anything_still_has_a_report() {
         let folder = tempfile::tempdir().unwrap();
         let record = Record::default();

@@ -66,7 +66,7 @@ fn losses(html: &mut String, record: &Record, takeovers: &[Takeover<'_>]) {
     html.push_str(
         "<p class=\"note\">Losses of hosts: seconds from the loss to each phase, of all hosts of the cut that held.</p>\n",
     );
-    table(html, &head, rows.collect());
+    table(html, "", &head, rows.collect());
 }
 
 fn all_cuts(html: &mut String, record: &Record, cuts: &Cuts<'_>) {
@@ -107,7 +107,7 @@ fn all_cuts(html: &mut String, record: &Record, cuts: &Cuts<'_>) {
         "samples/s",
         "stages",
     ];
-    table(html, &head, rows.collect());
+    table(html, "left", &head, rows.collect());
 }
 
 /// Share of computing in the time of the steps that each host of `cut` made in it.
@@ -132,10 +132,10 @@ fn name(record: &Record, node: Option<NodeIndex>) -> String {
     escaped(node.map_or("?", |node| &node.name))
 }
 
-fn table(html: &mut String, head: &[&str], rows: Vec<Vec<String>>) {
+fn table(html: &mut String, class: &str, head: &[&str], rows: Vec<Vec<String>>) {
     let _ = writeln!(
         html,
-        "<div class=\"scroll\"><table>\n<tr><th>{}</th></tr>",
+        "<div class=\"scroll\"><table class=\"{class}\">\n<tr><th>{}</th></tr>",
         head.join("</th><th>")
     );
     for row in rows.iter().take(MOST) {

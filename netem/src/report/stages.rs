@@ -104,8 +104,8 @@ fn legend(svg: &mut Svg, y: f64) {
     entry(svg, &[RUNS], "", "runs");
     entry(svg, &[CUT], "", "a loss, until all step again");
     svg.line((x, y - 10.0), (x, y), INK, r#"stroke-width="1.5""#);
-    svg.text((x + 6.0, y), Anchor::Start, 12.0, INK, "line");
-    x += 22.0 + text_width("line", 12.0);
+    svg.text((x + 6.0, y), Anchor::Start, 12.0, INK, "copied (a line)");
+    x += 22.0 + text_width("copied (a line)", 12.0);
     let d = format!("M{x:.1} {y:.1}l3.5 -7l3.5 7z");
     svg.path(&d, &format!(r#"fill="{RECOVERABLE}""#));
     svg.text((x + 11.0, y), Anchor::Start, 12.0, INK, "recoverable");
@@ -159,7 +159,11 @@ fn spans<'a>(record: &Record, cuts: &'a Cuts<'_>, rank: NodeIndex) -> Vec<Span<'
         let to = ends.fold(record.duration_s, f64::min);
         let mut own = steps.iter().filter(|step| step.0 == cut.number);
         let works = own.find(|step| step.1 >= from && step.1 <= to);
-        let works = works.map_or(to, |step| step.2.clamp(from, to));
+        // A step's time begins with the wait for the others, who may be loading.
+        let placed = lines(node, "in_place").filter(|line| whole(line, "view") == Some(cut.number));
+        let placed = placed.map(|line| line.t).find(|t| *t >= from);
+        let works = works.map_or(to, |step| step.2.max(placed.unwrap_or(from)));
+        let works = works.clamp(from, to);
         (to > from).then_some(Span {
             cut,
             stage,
