@@ -54,6 +54,10 @@ pub(super) fn stages(record: &Record) -> Option<String> {
         .map(|&rank| few(spans(record, &cuts, rank)))
         .collect();
     hidden += rows.iter().map(|row| row.1).sum::<usize>();
+    let lives = shown
+        .iter()
+        .map(|&rank| few(record.nodes[rank].lives.clone()).1);
+    hidden += lives.sum::<usize>();
     let name = "Which stage each node hosted when";
     let mut svg = Svg::new(WIDTH, bottom + 44.0, name);
     let title = match record.nodes.len() - shown.len() {
@@ -95,9 +99,9 @@ fn legend(svg: &mut Svg, y: f64) {
             x += 13.0;
         }
         svg.text((x + 4.0, y), Anchor::Start, 12.0, INK, text);
-        x += 21.0 + text_width(text, 12.0);
+        x += 18.0 + text_width(text, 12.0);
     };
-    entry(svg, &STAGES, "", "stages 1, 2, 3, … and their blocks");
+    entry(svg, &STAGES, "", "stages 1, 2, 3, …");
     entry(svg, &STAGES[..1], PALE, "fetching and loading");
     entry(svg, &[COMPUTE], "", "computing");
     entry(svg, &[WAIT], "", "waiting (bubbles)");
@@ -222,25 +226,31 @@ impl Row {
                 svg.path(&d, &format!(r#"fill="{fill}""#));
             }
         }
-        let ticks = |event| {
-            let mut ticks: Vec<i64> = lines(node, event)
-                .map(|line| plot.x(line.t) as i64)
-                .collect();
-            // More than one per pixel nobody sees.
-            ticks.dedup();
+        // Where it hosts a stage, and so far apart that one can be told from the next.
+        let ticks = |event, apart: f64| {
+            let mut ticks = vec![];
+            let mut free = f64::NEG_INFINITY;
+            for line in lines(node, event) {
+                let x = plot.x(line.t);
+                let hosted = |span: &Span<'_>| span.from <= line.t && line.t <= span.to;
+                if x >= free && spans.iter().any(hosted) {
+                    ticks.push(x);
+                    free = x + apart;
+                }
+            }
             ticks
         };
         let at = bar.0 + bar.1;
         let mut d = String::new();
-        for x in ticks("line") {
-            let _ = write!(d, "M{x} {:.1}v{:.1}", at - 3.0, tall * 0.12);
+        for x in ticks("line", 3.0) {
+            let _ = write!(d, "M{x:.1} {:.1}v{:.1}", at - 3.0, tall * 0.12);
         }
         if !d.is_empty() {
             svg.path(&d, &format!(r#"stroke="{INK}" stroke-width="1.5""#));
         }
         let mut d = String::new();
-        for x in ticks("recoverable") {
-            let _ = write!(d, "M{x} {:.1}l3.5 -6l3.5 6z", at + tall * 0.1);
+        for x in ticks("recoverable", 8.0) {
+            let _ = write!(d, "M{x:.1} {:.1}l3.5 -6l3.5 6z", at + tall * 0.1);
         }
         if !d.is_empty() {
             svg.path(

@@ -132,10 +132,13 @@ fn follow<'a>(
     let goes_on = marked_after(record, t, victim, &["continue"]).unwrap_or(f64::INFINITY);
     let is_back = marked_after(record, t, victim, &["restart", "join"]).unwrap_or(f64::INFINITY);
     let after = cuts.after(t, known);
-    let first = after.iter().position(|cut| {
-        let at = cut.at_without(victim);
-        at.is_some_and(|at| at < goes_on && (!is_host(cut) || at >= is_back))
-    });
+    let proposed = |cut: &Cut| match cut.at() {
+        at if at >= is_back => Some(at),
+        _ => cut.at_without(victim).filter(|_| !is_host(cut)),
+    };
+    let first = after
+        .iter()
+        .position(|cut| proposed(cut).is_some_and(|at| at < goes_on));
     let Some(first) = first else {
         let never = Takeover::never(mark, victim);
         return goes_on.is_infinite().then_some(never);
@@ -168,7 +171,7 @@ fn follow<'a>(
         mark,
         victim,
         cuts: tried.iter().map(|cut| cut.number).collect(),
-        proposed_s: after[first].at_without(victim).map(since),
+        proposed_s: proposed(after[first]).map(since),
         fetched_s: fetched.reduce(f64::max).map(since),
         in_place_s: placed
             .and_then(|placed| placed.into_iter().reduce(f64::max))
@@ -316,6 +319,15 @@ mod tests {
         assert!(close(q(&record, 0.5), Some(12.1 - 8.5)));
         record.marks.truncate(1);
         assert_eq!(q(&record, 0.5), None);
+        // Nobody else is there.
+        record.marks = vec![mark(8.5, 0, "kill"), mark(8.9, 0, "restart")];
+        let lines = &mut record.nodes[0].metrics;
+        lines.retain(|line| line.t < 8.0);
+        lines.push(cut(9.5, 2, 5, &[("a", 0, 20)]));
+        lines.push(of_view(9.6, "in_place", 2));
+        lines.push(stage_step(10.5, 6, 2));
+        record.nodes.truncate(1);
+        assert!(close(q(&record, 0.5), Some(2.0)));
     }
 
     #[test]
