@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
-use super::metrics::value;
+use super::metrics::{of_pipeline, value};
 use super::numbers::{bytes_text, number_text};
 use super::summary::RunSummary;
 use crate::record::Record;
@@ -66,7 +66,8 @@ pub fn compare(runs: &[(Record, RunSummary)], target: Option<f64>) -> Vec<Compar
     all
 }
 
-/// What is compared: the way to the target, the accuracy at the end of the shortest run, and all that is expected.
+/// What is compared: the way to the target, the accuracy at the end of the shortest run, what tells of pipelines, and all that is
+/// expected.
 fn metrics(runs: &[(Record, RunSummary)], target: Option<f64>) -> Vec<String> {
     let text = |quantity| Measure { quantity, of: None }.to_string();
     let mut names = vec![];
@@ -88,11 +89,15 @@ fn metrics(runs: &[(Record, RunSummary)], target: Option<f64>) -> Vec<String> {
         [Named::Accuracy, Named::BytesSent, Named::DurationS]
             .map(|named| text(Quantity::Named(named))),
     );
-    for (_, run) in runs {
-        for verdict in &run.verdicts {
-            if !names.contains(&verdict.metric) {
-                names.push(verdict.metric.clone());
-            }
+    let asked = |run: &RunSummary| {
+        let metrics = run.verdicts.iter().map(|verdict| verdict.metric.clone());
+        metrics.collect::<Vec<String>>()
+    };
+    let more = runs.iter().map(|(record, _)| of_pipeline(record));
+    let more = more.chain(runs.iter().map(|(_, run)| asked(run)));
+    for name in more.flatten() {
+        if !names.contains(&name) {
+            names.push(name);
         }
     }
     names
@@ -188,6 +193,24 @@ mod tests {
     }
 
     #[test]
+    fn pipelines_are_compared_by_their_speed_and_their_takeovers() {
+        let record = sample::pipeline();
+        let run = judge_again(&record, &RunSummary::default());
+        assert_eq!(run.metrics["redone_steps"], Some(5.0));
+        let compared = compare(&[(record, run)], None);
+        let names: Vec<&str> = compared.iter().map(|row| row.metric.as_str()).collect();
+        assert_eq!(
+            names[names.len() - 4..],
+            [
+                "samples_per_s",
+                "takeover_s(0.5)",
+                "takeover_s(0.95)",
+                "redone_steps"
+            ]
+        );
+    }
+
+    #[test]
     fn contestants_stand_beside_each_other_with_ratios_to_the_first() {
         let mut never = run("b", 9.0, "steps");
         never
@@ -217,6 +240,7 @@ mod tests {
         // The shortest run lasts 100 s.
         assert!(of("accuracy_at(100)", "sample#b").is_some());
         assert!(of("views", "sample#b").is_some() && of("steps", "sample#a").is_some());
+        assert!(of("samples_per_s", "sample#a").is_none());
         let table = comparison_table(&compared);
         assert!(
             table.contains("never") && table.contains("3.64 x"),

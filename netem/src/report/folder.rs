@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::compare::compare;
 use super::summary::{RunSummary, Summary, judge_again};
-use super::{csv, curves, html, matrix, timeline};
+use super::{csv, curves, html, matrix, stages, timeline};
 use crate::record::Record;
 
 /// A file of a report that could not be written or read.
@@ -36,6 +36,7 @@ pub fn write_record(folder: &Path, record: &Record) -> Result<(), FolderError> {
 pub fn write_report(folder: &Path, record: &Record, run: &RunSummary) -> Result<(), FolderError> {
     let mut figures = curves::curves(record, target(run));
     figures.extend(timeline::timeline(record).map(|svg| ("timeline.svg", svg)));
+    figures.extend(stages::stages(record).map(|svg| ("stages.svg", svg)));
     figures.extend(matrix::matrix(record).map(|svg| ("links.svg", svg)));
     let page = html::page(record, run, &figures);
     with_file(&folder.join("report.html"), |to| {
@@ -223,6 +224,22 @@ mod tests {
             let error = report_again(&inside).unwrap_err().to_string();
             assert!(error.contains("summary.json"), "{error}");
             assert!(!outside.path().join("report.html").exists(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_pipeline_has_a_section_on_its_stages_and_other_jobs_have_none() {
+        let folder = tempfile::tempdir().unwrap();
+        for (record, has_stages) in [(sample::pipeline(), true), (sample::record(), false)] {
+            let inside = folder.path().join(&record.scenario);
+            fs::create_dir(&inside).unwrap();
+            let run = judge_again(&record, &RunSummary::default());
+            write_report(&inside, &record, &run).unwrap();
+            let page = fs::read_to_string(inside.join("report.html")).unwrap();
+            for part in ["<h2>Stages</h2>", "Which stage each node hosted", "1.600 s"] {
+                assert_eq!(page.contains(part), has_stages, "{part}");
+            }
+            assert_eq!(inside.join("stages.svg").exists(), has_stages);
         }
     }
 

@@ -6,6 +6,7 @@ use super::compare::comparison_table;
 use super::curves::{Figure, words};
 use super::metrics::{cpu_s, value};
 use super::numbers::{bytes_text, number_text};
+use super::stage_tables::stage_tables;
 use super::summary::{RunSummary, Summary, Verdict};
 use super::svg::escaped;
 use super::timeline::letters;
@@ -65,6 +66,7 @@ pub(super) fn page(record: &Record, run: &RunSummary, figures: &[Figure]) -> Str
     );
     section(&mut html, "What each node did", &note);
     put(&mut html, figures, |file| file == "timeline.svg");
+    pipeline(&mut html, record, figures);
     section(
         &mut html,
         "What the network carried",
@@ -157,6 +159,23 @@ fn verdicts(html: &mut String, verdicts: &[Verdict]) {
         );
     }
     html.push_str("</table>\n");
+}
+
+/// What only a pipeline has.
+fn pipeline(html: &mut String, record: &Record, figures: &[Figure]) {
+    let is_it = |file: &str| file == "stages.svg";
+    if !figures.iter().any(|(file, _)| is_it(file)) {
+        return;
+    }
+    section(
+        html,
+        "Stages",
+        "One row per node. Above: the stage that it hosted, with its blocks; pale while what it needs is fetched and loaded. \
+         Below: shares of the time spent computing and waiting. A line is a copy of the stage&rsquo;s state; it is recoverable when \
+         enough peers hold it, so a loss costs the steps since. Pointing at a bar shows its view.",
+    );
+    put(html, figures, is_it);
+    html.push_str(&stage_tables(record));
 }
 
 fn section(html: &mut String, title: &str, note: &str) {

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use super::cuts::Cuts;
 use super::recovery::recovery_s;
 use super::smoothed;
+use super::takeover::{changes, recut_s, redone_steps, takeover_s, takeovers};
+use super::throughput::samples_per_s;
 use crate::link::NodeIndex;
 use crate::record::{Mark, Metric, NodeRecord, PairTraffic, Record, Usage};
 use crate::scenario::{Against, Measure, Named, Quantity, Statistic};
@@ -33,6 +36,24 @@ pub fn value(record: &Record, measure: &Measure) -> Option<f64> {
         }
     };
     value.filter(|value| value.is_finite())
+}
+
+/// Metrics that say something of a run with a pipeline, beside those that all runs have.
+pub(super) fn of_pipeline(record: &Record) -> Vec<String> {
+    let cuts = Cuts::of(record);
+    if cuts.all.is_empty() {
+        return vec![];
+    }
+    let mut quantities = vec![Quantity::Named(Named::SamplesPerS)];
+    if !takeovers(record, &cuts).is_empty() {
+        let share = |share| Quantity::At(Against::TakeoverS, share);
+        quantities.extend([share(0.5), share(0.95), Quantity::Named(Named::RedoneSteps)]);
+    }
+    if !changes(record).is_empty() {
+        quantities.push(Quantity::Named(Named::RecutS));
+    }
+    let text = |quantity| Measure { quantity, of: None }.to_string();
+    quantities.into_iter().map(text).collect()
 }
 
 /// Ranks of a node or of a group's nodes; all without a name, and for `*` and `any`, as in a scenario file.
@@ -147,6 +168,9 @@ impl<'a> Chosen<'a> {
             }
             Named::FailedNodes => Some(self.failed() as f64),
             Named::RecoveryS => recovery_s(record, &self.nodes),
+            Named::RedoneSteps => redone_steps(record, &self.nodes),
+            Named::RecutS => recut_s(record, &self.nodes),
+            Named::SamplesPerS => samples_per_s(record, &self.nodes),
             Named::SwitchCpuS => record.switch_cpu_s,
             Named::SwitchCpuShare => record.switch_cpu_s.map(|cpu_s| cpu_s / record.duration_s),
         }
@@ -232,6 +256,7 @@ impl<'a> Chosen<'a> {
             }
             Against::AccuracyAt => self.mean_at(number, "val_accuracy"),
             Against::LossAt => self.mean_at(number, "val_loss"),
+            Against::TakeoverS => takeover_s(self.record, &self.nodes, number),
         }
     }
 

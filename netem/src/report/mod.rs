@@ -3,6 +3,9 @@
 mod numbers;
 mod topology;
 mod recovery;
+mod cuts;
+mod takeover;
+mod throughput;
 mod smoothed;
 mod metrics;
 mod summary;
@@ -11,6 +14,8 @@ mod chart;
 mod curves;
 mod matrix;
 mod timeline;
+mod stages;
+mod stage_tables;
 mod csv;
 mod html;
 mod compare;

@@ -66,7 +66,7 @@ fn recovery_of(record: &Record, nodes: &[NodeIndex], t: f64, victim: NodeIndex) 
 }
 
 /// When one of these things next happens to a node at or after `t`.
-fn marked_after(record: &Record, t: f64, node: NodeIndex, what: &[&str]) -> Option<f64> {
+pub(super) fn marked_after(record: &Record, t: f64, node: NodeIndex, what: &[&str]) -> Option<f64> {
     let marks = record.marks.iter();
     let marks = marks.filter(|mark| mark.t >= t && mark.nodes.contains(&node));
     let marks = marks.filter(|mark| what.contains(&mark.what.as_str()));

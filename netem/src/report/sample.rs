@@ -106,3 +106,93 @@ pub(super) fn record() -> Record {
         speed: None,
     }
 }
+
+/// A cut on nodes of [`pipeline`], first stage to last: node, first block, one past the last.
+pub(super) fn cut(t: f64, number: u64, from_step: u64, stages: &[(&str, u64, u64)]) -> Metric {
+    let stage = |&(node, first, end): &(&str, u64, u64)| json!({"host": node.repeat(8), "first": first, "end": end});
+    let stages: Vec<Value> = stages.iter().map(stage).collect();
+    let fields = json!({"view": number, "from_step": from_step, "stages": stages});
+    line(t, "cut", fields)
+}
+
+/// A line about a view.
+pub(super) fn of_view(t: f64, event: &str, number: u64) -> Metric {
+    line(t, event, json!({"view": number}))
+}
+
+/// A step of a pipeline of 32 samples.
+pub(super) fn stage_step(t: f64, step: u64, view: u64) -> Metric {
+    let fields = json!({"step": step, "samples": 32, "view": view, "computing_s": 0.6, "waiting_s": 0.2,
+        "communicating_s": 0.0});
+    line(t, "step", fields)
+}
+
+/// A mark on one node.
+pub(super) fn mark(t: f64, node: usize, what: &str) -> Mark {
+    Mark {
+        t,
+        nodes: vec![node],
+        what: what.to_owned(),
+        detail: String::new(),
+    }
+}
+
+/// A pipeline made by hand: `a`, `b`, `c` host 20 blocks and make a step a second, `d` stands by. `b` is killed at 10.5 s with step
+/// 10 made and step 5 recoverable; from 12 s on `a` and `c` make steps 6 to 12, one every two seconds.
+pub(super) fn pipeline() -> Record {
+    let names = ["a", "b", "c", "d"];
+    let mut nodes = names.map(|name| NodeRecord {
+        name: name.to_owned(),
+        group: name.to_owned(),
+        peer: Some(name.repeat(8)),
+        lives: vec![[0.0, 30.0]],
+        ..NodeRecord::default()
+    });
+    nodes[1].lives = vec![[0.0, 10.5]];
+    let copied = |t, event| line(t, event, json!({"step": 5}));
+    let fetched =
+        |t, first, end| line(t, "fetched", json!({"step": 5, "first": first, "end": end}));
+    for (rank, node) in nodes.iter_mut().enumerate() {
+        let lines = &mut node.metrics;
+        lines.push(cut(0.0, 1, 0, &[("a", 0, 6), ("b", 6, 13), ("c", 13, 20)]));
+        if rank < 3 {
+            lines.push(of_view(0.2, "in_place", 1));
+            for step in 1..=10 {
+                lines.push(stage_step(step as f64, step, 1));
+                if step == 5 {
+                    lines.push(copied(5.1, "line"));
+                    lines.push(copied(5.4, "recoverable"));
+                }
+            }
+        }
+        if rank != 1 {
+            lines.push(cut(10.7, 2, 5, &[("a", 0, 10), ("c", 10, 20)]));
+        }
+        let goes_on = match rank {
+            0 => Some((fetched(11.0, 6, 10), 11.1, 12.0)),
+            2 => Some((fetched(11.2, 10, 13), 11.3, 12.1)),
+            _ => None,
+        };
+        if let Some((copies, placed, first)) = goes_on {
+            lines.push(copies);
+            lines.push(of_view(placed, "in_place", 2));
+            if rank == 0 {
+                lines.push(of_view(11.4, "fed", 2));
+            }
+            for step in 6..=12 {
+                lines.push(stage_step(first + 2.0 * (step - 6) as f64, step, 2));
+            }
+            lines.push(line(27.0, "ending", json!({})));
+        }
+    }
+    // What `d` keeps delays nobody.
+    nodes[3].metrics.push(fetched(11.8, 0, 20));
+    Record {
+        scenario: "pipeline".into(),
+        engine: "lab".into(),
+        duration_s: 30.0,
+        nodes: nodes.into(),
+        marks: vec![mark(10.5, 1, "kill")],
+        ..Record::default()
+    }
+}

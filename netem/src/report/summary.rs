@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::compare::Compared;
-use super::metrics::value;
+use super::metrics::{of_pipeline, value};
 use super::numbers::number_text;
 use crate::record::Record;
 use crate::scenario::{Against, Comparison, Expectation, Measure, Named, Quantity, Scenario};
@@ -182,6 +182,7 @@ fn judged(
         verdicts,
         metrics: names
             .iter()
+            .chain(&of_pipeline(record))
             .map(|name| (name.clone(), measured(name)))
             .collect(),
         nodes: nodes

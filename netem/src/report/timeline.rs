@@ -8,17 +8,17 @@ use super::svg::{Anchor, FAINT, INK, Svg, text_width, tick_text, ticks};
 use crate::link::NodeIndex;
 use crate::record::{Mark, NodeRecord, Record};
 
-const WIDTH: f64 = 1160.0;
+pub(super) const WIDTH: f64 = 1160.0;
 /// Slices of time; within one, heights are shares.
-const SLICES: usize = 360;
+pub(super) const SLICES: usize = 360;
 /// Most rows; of more nodes, evenly chosen ones are shown.
 const MOST_ROWS: usize = 48;
-const COMPUTE: &str = "#0072b2";
-const WAIT: &str = "#e69f00";
+pub(super) const COMPUTE: &str = "#0072b2";
+pub(super) const WAIT: &str = "#e69f00";
 const EXCHANGE: &str = "#009e73";
-const RUNS: &str = "#e3e8ee";
+pub(super) const RUNS: &str = "#e3e8ee";
 const STOPPED: &str = "#9a9a9a";
-const CUT: &str = "#f3d9c0";
+pub(super) const CUT: &str = "#f3d9c0";
 const BAD: &str = "#d55e00";
 
 /// The figure; none without a node or a time.
@@ -51,17 +51,7 @@ pub(super) fn timeline(record: &Record) -> Option<String> {
     } = happenings(record);
     let rows: Vec<Row> = shown.iter().map(|&rank| Row::of(record, rank)).collect();
     hidden += rows.iter().map(|row| row.hidden).sum::<usize>();
-    let badges = shown.iter().enumerate().flat_map(|(row, &rank)| {
-        let of_it = move |mark: &&Mark| mark.nodes.contains(&rank);
-        record
-            .marks
-            .iter()
-            .filter(of_it)
-            .map(move |mark| (row, mark))
-    });
-    let mut badges: Vec<(usize, &Mark)> = badges.collect();
-    badges.sort_by(|a, b| a.1.t.total_cmp(&b.1.t));
-    let (badges, more_badges) = few(badges);
+    let (badges, more_badges) = badges_of(record, &shown);
     hidden += more_badges;
     let mut svg = Svg::new(WIDTH, bottom + 44.0, "What each node did when");
     let title = match record.nodes.len() - shown.len() {
@@ -112,42 +102,29 @@ pub(super) fn timeline(record: &Record) -> Option<String> {
             free = start + text_width(&rule.name, 11.0) + 6.0;
         }
     }
-    let columns = ticks(0.0, record.duration_s, 12);
-    let step = columns.get(1).copied().unwrap_or(1.0);
-    for tick in columns {
-        let x = plot.x(tick);
-        svg.line((x, bottom), (x, bottom + 4.0), INK, "");
-        let text = tick_text(tick, step);
-        svg.text((x, bottom + 17.0), Anchor::Middle, 12.0, INK, &text);
-    }
-    svg.line((left, bottom), (plot.right, bottom), INK, "");
-    let middle = (left + plot.right) / 2.0;
-    svg.text(
-        (middle, bottom + 36.0),
-        Anchor::Middle,
-        12.0,
-        INK,
-        "seconds",
-    );
+    axis(&mut svg, &plot, bottom);
     Some(svg.finish())
 }
 
-struct Plot {
-    left: f64,
-    top: f64,
-    right: f64,
-    tall: f64,
-    end: f64,
+/// Where the rows of a figure over time are.
+pub(super) struct Plot {
+    pub(super) left: f64,
+    pub(super) top: f64,
+    pub(super) right: f64,
+    /// Height of a row.
+    pub(super) tall: f64,
+    /// The last second.
+    pub(super) end: f64,
 }
 
 impl Plot {
-    fn x(&self, t: f64) -> f64 {
+    pub(super) fn x(&self, t: f64) -> f64 {
         self.left + (t / self.end).clamp(0.0, 1.0) * (self.right - self.left)
     }
 }
 
 /// Ranks of the nodes that have a row.
-fn shown(record: &Record) -> Vec<NodeIndex> {
+pub(super) fn shown(record: &Record) -> Vec<NodeIndex> {
     let n = record.nodes.len();
     match n > MOST_ROWS {
         true => (0..MOST_ROWS).map(|row| row * n / MOST_ROWS).collect(),
@@ -155,11 +132,42 @@ fn shown(record: &Record) -> Vec<NodeIndex> {
     }
 }
 
-fn label(node: &NodeRecord) -> String {
+pub(super) fn label(node: &NodeRecord) -> String {
     let share = node
         .cpu
         .map_or_else(String::new, |cpu| format!("  {:.0} %", cpu * 100.0));
     format!("{}{share}", node.name)
+}
+
+/// What happened to the nodes of these rows, in the order of time, and how many marks there is no room for.
+pub(super) fn badges_of<'a>(
+    record: &'a Record,
+    shown: &[NodeIndex],
+) -> (Vec<(usize, &'a Mark)>, usize) {
+    let of_row = |(row, &rank): (usize, &NodeIndex)| {
+        let marks = record.marks.iter();
+        let marks = marks.filter(move |mark| mark.nodes.contains(&rank));
+        marks.map(move |mark| (row, mark))
+    };
+    let mut badges: Vec<(usize, &Mark)> = shown.iter().enumerate().flat_map(of_row).collect();
+    badges.sort_by(|a, b| a.1.t.total_cmp(&b.1.t));
+    few(badges)
+}
+
+/// The axis of time, at the foot of the rows.
+pub(super) fn axis(svg: &mut Svg, plot: &Plot, bottom: f64) {
+    let columns = ticks(0.0, plot.end, 12);
+    let step = columns.get(1).copied().unwrap_or(1.0);
+    for tick in columns {
+        let x = plot.x(tick);
+        svg.line((x, bottom), (x, bottom + 4.0), INK, "");
+        let text = tick_text(tick, step);
+        svg.text((x, bottom + 17.0), Anchor::Middle, 12.0, INK, &text);
+    }
+    svg.line((plot.left, bottom), (plot.right, bottom), INK, "");
+    let middle = (plot.left + plot.right) / 2.0;
+    let at = (middle, bottom + 36.0);
+    svg.text(at, Anchor::Middle, 12.0, INK, "seconds");
 }
 
 fn legend(svg: &mut Svg, y: f64) {
@@ -265,7 +273,13 @@ fn draw_row(svg: &mut Svg, plot: &Plot, number: usize, row: &Row<'_>) {
     }
 }
 
-fn draw_badge(svg: &mut Svg, at: (f64, f64), record: &Record, mark: &Mark, rank: NodeIndex) {
+pub(super) fn draw_badge(
+    svg: &mut Svg,
+    at: (f64, f64),
+    record: &Record,
+    mark: &Mark,
+    rank: NodeIndex,
+) {
     let (letter, fill) = match mark.what.as_str() {
         "kill" => ('K', BAD),
         "stop" => ('S', "#555"),
@@ -282,7 +296,7 @@ fn draw_badge(svg: &mut Svg, at: (f64, f64), record: &Record, mark: &Mark, rank:
 }
 
 /// Shares of computing, exchanging and waiting in each slice of the time to `end`.
-fn shares(node: &NodeRecord, end: f64) -> Vec<[f64; 3]> {
+pub(super) fn shares(node: &NodeRecord, end: f64) -> Vec<[f64; 3]> {
     let slice_s = end / SLICES as f64;
     let mut slices = vec![[0.0; 3]; SLICES];
     for step in node.metrics.iter().filter(|line| line.event == "step") {

@@ -95,6 +95,12 @@ words! {
     FailedNodes = "failed_nodes",
     /// Longest time from a kill or stop until every survivor steps in a view without the victim.
     RecoveryS = "recovery_s",
+    /// Most steps that were made once more after the loss of a stage's host.
+    RedoneSteps = "redone_steps",
+    /// Longest time from a change of a CPU share or line until all hosts step in the next cut.
+    RecutS = "recut_s",
+    /// Training samples per second where training runs steadily.
+    SamplesPerS = "samples_per_s",
     /// CPU of the testbed itself, in cores.
     SwitchCpuShare = "switch_cpu_share",
     /// CPU seconds of the testbed itself.
@@ -120,6 +126,8 @@ words! {
     AccuracyAt = "accuracy_at",
     /// Validation loss at this second.
     LossAt = "loss_at",
+    /// What this share, 0 to 1, of the times from the loss of a stage's host to the next step of all does not exceed.
+    TakeoverS = "takeover_s",
 }
 
 words! {
@@ -190,6 +198,10 @@ impl FromStr for Measure {
             }
             (name, Some(number)) if let Some(metric) = Against::from_word(name) => {
                 match number.trim().parse::<f64>() {
+                    Ok(share) if metric == Against::TakeoverS && !(0.0..=1.0).contains(&share) => {
+                        let fix = format!("write a share from 0 to 1, such as {name}(0.5)");
+                        return fault(format!("{share} is no share"), fix);
+                    }
                     Ok(number) if number.is_finite() => Quantity::At(metric, number),
                     _ => {
                         let fix = format!("write a number in the brackets, such as {name}(0.8)");
@@ -275,6 +287,8 @@ mod tests {
             "steps@fast",
             "accuracy",
             "loss_at(60)@slow-1",
+            "takeover_s(0.95)@fast",
+            "samples_per_s",
             "field(*, step, train_loss, last)",
             "field(fast-0, probe, goodput_bits_per_s, p50)",
         ] {
@@ -297,6 +311,11 @@ mod tests {
                 "accuracy_at(soon)",
                 "write a number in the brackets, such as accuracy_at(0.8)",
             ),
+            (
+                "takeover_s(95)",
+                "write a share from 0 to 1, such as takeover_s(0.5)",
+            ),
+            ("takeover_s", "write it as takeover_s(0.8)"),
         ] {
             let fault = text.parse::<Measure>().map_err(|fault| fault.fix);
             assert_eq!(fault, Err(fix.to_owned()), "{text}");
