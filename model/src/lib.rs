@@ -33,6 +33,7 @@ pub mod snapshot;
 pub mod data;
 mod optimiser;
 pub mod train;
+pub mod average;
 pub mod checkpoint;
 
 pub use block::{Block, MAX_PARAMETERS};

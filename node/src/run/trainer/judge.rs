@@ -34,9 +34,18 @@ impl State {
     /// Looks at a part of the validation set; at all of it where the part says that a target is met.
     pub(super) fn look(&mut self) -> bool {
         let began = Instant::now();
+        self.swap_average();
         let goes_on = self.look_now();
+        self.swap_average();
         self.looked = Some((Instant::now(), began.elapsed()));
         goes_on
+    }
+
+    /// The replica's weights change places with their running mean, where there is one.
+    fn swap_average(&mut self) {
+        if let Some(average) = &mut self.average {
+            average.swap(self.thread.trainer.model_mut());
+        }
     }
 
     fn look_now(&mut self) -> bool {
@@ -94,12 +103,17 @@ impl State {
         }
     }
 
-    /// The better of the replica and the best that was seen on the way: the rows of a look choose, the whole validation set judges
+    /// The better of the replica, or the mean of its weights, and the best that was seen on the way: the rows of a look choose, the whole validation set judges
     /// the chosen one, because on a slow device that takes long.
     ///
     /// # Errors
     /// Neither has a finite loss: weights that are not finite could be no peer's model.
     pub(super) fn candidate(&mut self) -> Result<(u64, Evaluation, Snapshot), String> {
+        // Training is over, so the mean stays in the replica's place.
+        self.swap_average();
+        if let Some(average) = &mut self.average {
+            average.forget();
+        }
         let mut step = self.thread.step;
         if let Some((then, best_step, best)) = self.best_look.take()
             && best_step != step
