@@ -123,11 +123,12 @@ impl Guide {
     ) {
         let mine = report(beat);
         if let Some(pulls) = &mut self.pulls {
-            let reports: Vec<(PeerId, Report)> = others
-                .iter()
-                .map(|(peer, beat)| (*peer, report(beat)))
+            let is_judged = own.held_out.is_some();
+            let claims = others.iter();
+            let reports: Vec<(PeerId, Report)> = claims
+                .map(|(peer, beat)| (*peer, claim(beat, beat.pace.held_out, is_judged)))
                 .collect();
-            match pulls.poll(now, mine, &reports) {
+            match pulls.poll(now, claim(beat, own.held_out, is_judged), &reports) {
                 Some(pull::Output::Pull { from }) => outputs.push(Output::Learn { from }),
                 Some(pull::Output::GiveUp { from }) => outputs.push(Output::GiveUp { from }),
                 None => {}
@@ -267,6 +268,18 @@ impl Guide {
     /// What each peer's candidates were worth.
     pub fn dealings(&self) -> impl Iterator<Item = (PeerId, &pull::Dealings)> {
         self.pulls.iter().flat_map(Pulls::dealings)
+    }
+}
+
+/// What whom to learn from is chosen by: the loss on held-out samples, as soon as this peer has looked at them itself. The training loss
+/// is lowest for whoever knows only the classes that it has, where peers have unlike data.
+fn claim(beat: &Beat, held_out: Option<f32>, is_judged: bool) -> Report {
+    match is_judged {
+        true => Report {
+            train_loss: held_out.unwrap_or(f32::NAN),
+            ..report(beat)
+        },
+        false => report(beat),
     }
 }
 

@@ -252,3 +252,33 @@ fn whoever_always_claims_to_be_best_is_asked_ever_more_rarely() {
     let known = of_liar(1).unwrap();
     assert!(known.merged == 0 && known.rejected > 0, "{known:?}");
 }
+
+/// The training loss is lowest where the data is easiest, say of two classes; that peer knows nothing of the others.
+#[test]
+fn peers_learn_from_whoever_does_best_on_held_out_samples() {
+    let config = Config {
+        pulls: Some(pull::Settings::default()),
+        ..Config::default()
+    };
+    let mut mesh = Mesh::new(4, config);
+    for (n, peer) in &mut mesh.peers {
+        peer.loss = if *n == 1 { 0.01 } else { 2.0 };
+        peer.pace.held_out = Some(if *n == 3 { 0.5 } else { 3.0 });
+    }
+    let mut asked = BTreeMap::new();
+    for _ in 0..2 * 60 {
+        mesh.turn();
+        let now = Tick(mesh.now);
+        for (n, peer) in &mut mesh.peers {
+            for output in std::mem::take(&mut peer.last) {
+                if let Output::Learn { from } = output {
+                    *asked.entry((*n, from)).or_insert(0) += 1;
+                    peer.guide.fetched(now, from, true);
+                    peer.guide.judged(now, 3.0, 0.5);
+                }
+            }
+        }
+    }
+    let pairs: Vec<(u8, PeerId)> = asked.into_keys().collect();
+    assert_eq!(pairs, [(1, id(3)), (2, id(3)), (4, id(3))]);
+}

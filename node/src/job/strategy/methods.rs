@@ -9,10 +9,10 @@ impl Exchange {
             like: method,
             waiting: Waiting::Never,
             select: Select::TopK,
-            most: 0.01,
+            most: 0.02,
             least: 0.001,
             threshold: 0.01,
-            values: ValueFormat::Auto,
+            values: ValueFormat::Octave,
             commit: Commit::Auto,
             local: Local::Share,
             outer: None,
@@ -36,6 +36,7 @@ impl Exchange {
             Method::Dlion => Self {
                 select: Select::MaxN,
                 most: 1.0,
+                values: ValueFormat::Auto,
                 commit: Commit::Steps(1),
                 ..skein
             },

@@ -22,7 +22,7 @@ use super::{
 const COST: f32 = 0.03;
 /// Steps between two commits by default, where they could be made more often: with batches that follow compute power all peers
 /// then commit equally often.
-const LEAST_STEPS: u32 = 24;
+const LEAST_STEPS: u32 = 12;
 /// ADSP's least time between two commits; the paper's 10 s for steps of seconds, scaled to ours.
 const LEAST_WAIT: Duration = Duration::from_millis(50);
 
@@ -122,6 +122,7 @@ impl Exchange {
                 ValueFormat::F16 => ValueChoice::Fixed(Values::F16),
                 ValueFormat::Bf16 => ValueChoice::Fixed(Values::BF16),
                 ValueFormat::Int8 => ValueChoice::Fixed(Values::Int8),
+                ValueFormat::Octave => ValueChoice::Fixed(Values::Octave),
             },
             full: self.local == Local::Full,
             level: self.level,
