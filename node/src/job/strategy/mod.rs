@@ -141,7 +141,7 @@ pub enum ValueFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Commit {
-    /// As often as costs 3 % of the processor time of training, by measurement, and not more often than every 12 steps.
+    /// As often as costs 3 % of the processor time of training, by measurement, and not more often than every 24 steps.
     Auto,
     /// After so many steps, 1 to 1000.
     Steps(u32),

@@ -22,7 +22,7 @@ use super::{
 const COST: f32 = 0.03;
 /// Steps between two commits by default, where they could be made more often: with batches that follow compute power all peers
 /// then commit equally often.
-const LEAST_STEPS: u32 = 12;
+const LEAST_STEPS: u32 = 24;
 /// ADSP's least time between two commits; the paper's 10 s for steps of seconds, scaled to ours.
 const LEAST_WAIT: Duration = Duration::from_millis(50);
 
