@@ -29,7 +29,7 @@ fn the_smallest_job_gets_the_documented_defaults() {
         (exchange.waiting, exchange.values),
         (Waiting::Never, ValueFormat::Octave)
     );
-    assert_eq!((exchange.most, exchange.level), (0.02, 1));
+    assert_eq!((exchange.most, exchange.level), (0.01, 1));
     assert_eq!(job.strategy.batching.kind, BatchingKind::Weighted);
     assert_eq!((job.evaluate.every, job.evaluate.samples), (None, 2000));
     assert!(job.evaluate.average);

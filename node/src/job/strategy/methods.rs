@@ -9,7 +9,7 @@ impl Exchange {
             like: method,
             waiting: Waiting::Never,
             select: Select::TopK,
-            most: 0.02,
+            most: 0.01,
             least: 0.001,
             threshold: 0.01,
             values: ValueFormat::Octave,

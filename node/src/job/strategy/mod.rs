@@ -31,8 +31,8 @@ pub struct Exchange {
     pub waiting: Waiting,
     /// Which entries of a gradient are sent. Default `top-k`, the largest of each variable.
     pub select: Select,
-    /// Most of each variable's entries in a packet, above 0 to 1; for `max-n` the paper's N / 100. Default 0.02: docs/benchmarks.md
-    /// has what half of it and five times as much did.
+    /// Most of each variable's entries in a packet, above 0 to 1; for `max-n` the paper's N / 100. Default 0.01: with
+    /// twice as many, late as they come, 18 peers train worse (docs/benchmarks.md).
     pub most: f64,
     /// Fewest, where a link carries little: then it sends less often instead. Default 0.001.
     pub least: f64,
