@@ -391,7 +391,7 @@ fn averaged_weights_do_better_and_training_goes_on_as_without_them() {
         let nodes = vec![node(0, 0.8, 50), node(1, 0.4, 20)];
         let job = format!(
             "seed = 3\n[model]\nkind = \"mlp\"\nhidden = [16]\n[train]\nbatch = 4\n\
-             optimiser = {{ kind = \"sgd\", lr = 0.4 }}\n[strategy.knowledge]\nevery = 0\n\
+             optimiser = {{ kind = \"sgd\", lr = 0.1 }}\n[strategy.knowledge]\nevery = 0\n\
              [evaluate]\nsamples = 250\nevery = 20\naverage = {average}\n[stop]\nseconds = 20\n"
         );
         let mut scenario = scenario(nodes, &job, 60, 1);
