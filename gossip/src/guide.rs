@@ -65,6 +65,8 @@ pub struct Guide {
     config: Config,
     pulls: Option<Pulls>,
     watch: Option<Watch>,
+    /// What the own last look said, when it was last considered.
+    looked: Option<f32>,
     /// A refresh that is under way.
     refreshing: Option<PeerId>,
     search: Option<Search>,
@@ -85,6 +87,7 @@ impl Guide {
                 .pulls
                 .map(|settings| Pulls::new(settings, now, me, seed)),
             watch: config.refresh.map(|settings| Watch::new(settings, me)),
+            looked: None,
             refreshing: None,
             search: None,
             heard: None,
@@ -122,12 +125,17 @@ impl Guide {
         outputs: &mut Vec<Output>,
     ) {
         let mine = report(beat);
-        if let Some(pulls) = &mut self.pulls {
-            let reports: Vec<(PeerId, Report)> = others
-                .iter()
-                .map(|(peer, beat)| (*peer, report(beat)))
+        // A look of long ago would make a peer that looks rarely seem far behind.
+        let has_looked = own.held_out.is_some() && own.held_out != self.looked;
+        self.looked = own.held_out;
+        if let Some(pulls) = &mut self.pulls
+            && (has_looked || pulls.is_busy())
+        {
+            let claims = others.iter();
+            let reports: Vec<(PeerId, Report)> = claims
+                .map(|(peer, beat)| (*peer, claim(beat, beat.pace.held_out)))
                 .collect();
-            match pulls.poll(now, mine, &reports) {
+            match pulls.poll(now, claim(beat, own.held_out), &reports) {
                 Some(pull::Output::Pull { from }) => outputs.push(Output::Learn { from }),
                 Some(pull::Output::GiveUp { from }) => outputs.push(Output::GiveUp { from }),
                 None => {}
@@ -267,6 +275,15 @@ impl Guide {
     /// What each peer's candidates were worth.
     pub fn dealings(&self) -> impl Iterator<Item = (PeerId, &pull::Dealings)> {
         self.pulls.iter().flat_map(Pulls::dealings)
+    }
+}
+
+/// What whom to learn from is chosen by: the loss on held-out samples. The training loss is lowest for whoever knows only the classes that
+/// it has, where peers have unlike data.
+fn claim(beat: &Beat, held_out: Option<f32>) -> Report {
+    Report {
+        train_loss: held_out.unwrap_or(f32::NAN),
+        ..report(beat)
     }
 }
 

@@ -153,6 +153,7 @@ proptest! {
             Values::F32 => &[Values::F32],
             Values::BF16 => &[Values::BF16],
             Values::Int8 => &[Values::Int8],
+            Values::Octave => &[Values::Octave],
         })],
     ) {
         let layout = Layout::new(&LENGTHS).unwrap();

@@ -31,6 +31,8 @@ struct Peer {
     guide: Guide,
     pace: Pace,
     loss: f32,
+    /// Held-out loss, as so many times the training loss.
+    held_out: f32,
     samples: u64,
     last: Vec<Output>,
 }
@@ -69,6 +71,7 @@ impl Mesh {
                 guide: Guide::new(config, id(me), 7, Tick(0)),
                 pace: Pace::default(),
                 loss: 2.0 + f32::from(me) / 100.0,
+                held_out: 1.0,
                 samples: 0,
                 last: Vec::new(),
             };
@@ -99,6 +102,7 @@ impl Mesh {
                 contribution,
             };
             peer.agreement.handle(now, progress);
+            peer.pace.held_out = Some(peer.held_out * peer.loss);
             peer.pace.search = peer.guide.search_state();
             let pace = Input::Pace(Box::new(peer.pace.clone()));
             peer.agreement.handle(now, pace);
@@ -218,7 +222,7 @@ fn whoever_always_claims_to_be_best_is_asked_ever_more_rarely() {
     };
     let mut mesh = Mesh::new(4, config);
     mesh.lies.insert(3, |beat| {
-        beat.train_loss = 1e-6;
+        beat.pace.held_out = Some(1e-6);
         beat.batch = u32::MAX;
     });
     let (mut early, mut late) = (0, 0);
@@ -251,4 +255,59 @@ fn whoever_always_claims_to_be_best_is_asked_ever_more_rarely() {
     };
     let known = of_liar(1).unwrap();
     assert!(known.merged == 0 && known.rejected > 0, "{known:?}");
+}
+
+/// The training loss is lowest where the data is easiest, say of two classes; that peer knows nothing of the others.
+#[test]
+fn peers_learn_from_whoever_does_best_on_held_out_samples() {
+    let config = Config {
+        pulls: Some(pull::Settings::default()),
+        ..Config::default()
+    };
+    let mut mesh = Mesh::new(4, config);
+    for (n, peer) in &mut mesh.peers {
+        peer.loss = if *n == 1 { 0.01 } else { 2.0 };
+        peer.held_out = match *n {
+            1 => 300.0,
+            3 => 0.25,
+            _ => 1.5,
+        };
+    }
+    let mut asked = BTreeMap::new();
+    for _ in 0..2 * 60 {
+        mesh.turn();
+        let now = Tick(mesh.now);
+        for (n, peer) in &mut mesh.peers {
+            for output in std::mem::take(&mut peer.last) {
+                if let Output::Learn { from } = output {
+                    *asked.entry((*n, from)).or_insert(0) += 1;
+                    peer.guide.fetched(now, from, true);
+                    peer.guide.judged(now, 3.0, 0.5);
+                }
+            }
+        }
+    }
+    let pairs: Vec<(u8, PeerId)> = asked.into_keys().collect();
+    assert_eq!(pairs, [(1, id(3)), (2, id(3)), (4, id(3))]);
+}
+
+/// Between two looks the own loss is one of the past, and would make whoever looks rarely seem far behind.
+#[test]
+fn a_peer_that_has_not_looked_since_asks_for_no_copy() {
+    let config = Config {
+        pulls: Some(pull::Settings::default()),
+        ..Config::default()
+    };
+    let asked = [false, true].map(|looks| {
+        let mut mesh = Mesh::new(3, config);
+        let mut asked = 0;
+        for turn in 0..2 * 60u16 {
+            let peer = mesh.peers.get_mut(&3).unwrap();
+            peer.loss = 8.0 + if looks { f32::from(turn) / 100.0 } else { 0.0 };
+            mesh.turn();
+            asked += mesh.peers[&3].last.len();
+        }
+        asked
+    });
+    assert!(asked[0] == 0 && asked[1] > 0, "{asked:?}");
 }

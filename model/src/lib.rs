@@ -36,6 +36,7 @@ mod optimiser;
 pub mod train;
 pub mod stage;
 pub mod plan;
+pub mod average;
 pub mod checkpoint;
 
 pub use block::{Block, MAX_PARAMETERS};

@@ -204,6 +204,7 @@ impl Choice {
             Values::F32 => 32,
             Values::F16 | Values::BF16 => 16,
             Values::Int8 => 8,
+            Values::Octave => 3,
         }
     }
 }

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::bound::Bound;
-use super::choice::{Amount, Choice, Chooser};
+use super::choice::{Amount, Choice, Chooser, ValueChoice};
 use super::norms::Norms;
 use super::{Config, LinkStats, Output};
 use crate::gradient::layout::Layout;
 use crate::gradient::pack::Packer;
 use crate::gradient::unpack::Unpacker;
+use crate::gradient::values::Values;
 use crate::ids::{JobId, PeerId};
 use crate::link::Meter;
 use crate::message::UpdateHeader;
@@ -147,9 +148,13 @@ impl Shared {
     /// Bytes of a packet with all that is ever sent, roughly.
     pub(super) fn most_bytes(&self) -> usize {
         let n = self.n_values as f32;
+        let per_entry = match self.config.values {
+            ValueChoice::Fixed(Values::Octave) => 1.25,
+            _ => 3.0,
+        };
         match self.config.amount {
-            Amount::TopK { most, .. } => (most * n * 3.0) as usize,
-            Amount::RandomK { fraction } => (fraction * n * 3.0) as usize,
+            Amount::TopK { most, .. } => (most * n * per_entry) as usize,
+            Amount::RandomK { fraction } => (fraction * n * per_entry) as usize,
             Amount::MaxN { .. } | Amount::Dense | Amount::Significant { .. } | Amount::Parts => {
                 self.n_values * 2
             }

@@ -235,6 +235,11 @@ impl Pulls {
         Verdict::Merge { weight }
     }
 
+    /// Whether a candidate is on its way, or being judged.
+    pub fn is_busy(&self) -> bool {
+        self.state != State::Idle
+    }
+
     /// When `poll` has something to decide at the earliest.
     pub fn next_due(&self) -> Tick {
         match self.state {

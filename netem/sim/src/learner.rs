@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use skein_gossip::knowledge::merge;
+use skein_model::average::Average;
 use skein_model::config::Split;
 use skein_model::data::{Sampler, Splits};
 use skein_model::model::Model;
@@ -54,6 +55,7 @@ pub(super) struct ModelLearner {
     seed: u64,
     shard: u32,
     sampler: Option<Sampler>,
+    average: Option<Average>,
 }
 
 /// Half the squared distance to a goal that all share; gradients carry noise that shrinks with the batch.
@@ -82,6 +84,7 @@ impl Learner {
             seed: job.seed,
             shard: 0,
             sampler: None,
+            average: job.evaluate.average.then(Average::default),
         })))
     }
 
@@ -182,6 +185,42 @@ impl Learner {
             && let Err(error) = model.trainer.set_momentum(momentum)
         {
             tracing::warn!(momentum, %error, "momentum is kept");
+        }
+    }
+
+    /// Weights change places with their running mean, where there is one.
+    pub(super) fn swap_average(&mut self) {
+        if let Self::Model(model) = self
+            && let Some(average) = &mut model.average
+        {
+            average.swap(model.trainer.model_mut());
+        }
+    }
+
+    /// A step was made.
+    pub(super) fn stepped(&mut self) {
+        if let Self::Model(model) = self
+            && let Some(average) = &mut model.average
+        {
+            average.updated(model.trainer.model());
+        }
+    }
+
+    /// The mean of the weights begins anew.
+    pub(super) fn forget_average(&mut self) {
+        if let Self::Model(model) = self
+            && let Some(average) = &mut model.average
+        {
+            average.forget();
+        }
+    }
+
+    /// The replica moved towards another one: so does the mean of its weights.
+    pub(super) fn move_average(&mut self, other: &State, weight: f32) {
+        if let Self::Model(model) = self
+            && let Some(average) = &mut model.average
+        {
+            average.move_towards(&other.0, weight);
         }
     }
 

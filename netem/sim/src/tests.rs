@@ -383,3 +383,36 @@ fn a_throttled_peer_has_its_new_share_within_five_seconds() {
     assert!((before - 38.0).abs() < 6.0, "{shares:?}");
     assert!((after - 17.5).abs() < 5.0, "{shares:?}");
 }
+
+/// Looks see the mean of the weights, which jump to and fro at a high rate; training itself does not notice.
+#[test]
+fn averaged_weights_do_better_and_training_goes_on_as_without_them() {
+    let runs = [true, false].map(|average| {
+        let nodes = vec![node(0, 0.8, 50), node(1, 0.4, 20)];
+        let job = format!(
+            "seed = 3\n[model]\nkind = \"mlp\"\nhidden = [16]\n[train]\nbatch = 4\n\
+             optimiser = {{ kind = \"sgd\", lr = 0.1 }}\n[strategy.knowledge]\nevery = 0\n\
+             [evaluate]\nsamples = 250\nevery = 20\naverage = {average}\n[stop]\nseconds = 20\n"
+        );
+        let mut scenario = scenario(nodes, &job, 60, 1);
+        scenario.sim.problem = Problem::Job;
+        let record = finish(&scenario);
+        let numbers = |event: &str, field: &str| -> Vec<f64> {
+            let metrics = record.nodes[0].metrics.iter();
+            let of_kind = metrics.filter(|metric| metric.event == event);
+            of_kind.filter_map(|metric| metric.number(field)).collect()
+        };
+        (
+            numbers("step", "train_loss"),
+            numbers("evaluated", "val_loss"),
+        )
+    });
+    let [(averaged, looks), (plain, plain_looks)] = runs;
+    assert!(plain.len() > 200 && averaged == plain);
+    let late = |looks: &[f64]| {
+        let late = &looks[looks.len() / 2..];
+        late.iter().sum::<f64>() / late.len() as f64
+    };
+    let (with, without) = (late(&looks), late(&plain_looks));
+    assert!(with < 0.9 * without, "{with} {without}");
+}

@@ -16,6 +16,7 @@ use super::{show, train};
 use crate::control::{Client, Hex, JobStatus, PlanStatus, Request, Response};
 use crate::job::JobFile;
 use crate::job::strategy::Kind;
+use crate::run::NO_CUT;
 
 /// How often the node is asked.
 const ASK_EVERY: Duration = Duration::from_millis(300);
@@ -83,6 +84,13 @@ async fn wait(home: &Path, job: JobId) -> Result<(JobStatus, PlanStatus), CliErr
             continue;
         };
         if status.phase.is_final() {
+            return Err(refused(status.reason.unwrap_or_default()));
+        }
+        let cannot = status
+            .reason
+            .as_deref()
+            .is_some_and(|reason| reason.starts_with(NO_CUT));
+        if cannot && began.elapsed() > PATIENCE {
             return Err(refused(status.reason.unwrap_or_default()));
         }
         if let Some(plan) = status.plan.clone() {

@@ -135,6 +135,9 @@ pub struct Evaluate {
     /// Validation rows per look, 1 or more; fewer are taken where the set is smaller. Default 2000: the accuracy is
     /// then known to about one percent.
     pub samples: u32,
+    /// Whether the running mean of the weights is looked at and handed out, instead of those of the last step. Default true: see
+    /// docs/strategy.md.
+    pub average: bool,
 }
 
 /// `[checkpoint]`: what is kept on disk.
@@ -218,6 +221,7 @@ impl Default for Evaluate {
         Self {
             every: None,
             samples: 2000,
+            average: true,
         }
     }
 }

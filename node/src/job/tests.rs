@@ -30,11 +30,12 @@ fn the_smallest_job_gets_the_documented_defaults() {
     assert_eq!(exchange, Exchange::like(Method::Skein));
     assert_eq!(
         (exchange.waiting, exchange.values),
-        (Waiting::Never, ValueFormat::Auto)
+        (Waiting::Never, ValueFormat::Octave)
     );
     assert_eq!((exchange.most, exchange.level), (0.01, 1));
     assert_eq!(job.strategy.batching.kind, BatchingKind::Weighted);
     assert_eq!((job.evaluate.every, job.evaluate.samples), (None, 2000));
+    assert!(job.evaluate.average);
     assert_eq!(
         (job.checkpoint.every, job.checkpoint.keep),
         (Every::Time(Duration::from_secs(30)), 3)
@@ -56,7 +57,7 @@ fn every_key_can_be_set_and_shown_as_json() {
          outer = { lr = 0.7, momentum = 0.9 }\nlevel = 3\n\
          [strategy.batching]\nkind = 'equal'\nglobal = 512\ngrowth = true\n\
          [strategy.knowledge]\nevery = 10\nweight = 0.5\ngated = false\nrefresh = false\n\
-         [evaluate]\nevery = 10\nsamples = 100\n\
+         [evaluate]\nevery = 10\nsamples = 100\naverage = false\n\
          [checkpoint]\nsteps = 500\nkeep = 5\n",
     )
     .unwrap();

@@ -118,6 +118,7 @@ pub(super) fn start(
             last_step: file.stop.steps,
             evaluate_every: file.evaluate.every,
             evaluate_samples: file.evaluate.samples as usize,
+            averages: file.evaluate.average,
             target_accuracy: file.stop.accuracy,
             target_loss: file.stop.loss,
             seed: file.seed,

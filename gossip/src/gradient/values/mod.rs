@@ -10,12 +10,14 @@
 //! | f16 | 11 bits, scale per 1,024 | sign, exponent, 2 bits | 8 bits |
 //! | bf16 | 8 bits | exponent | sign, 7 bits |
 //! | int8 | 7 bits of the largest of 256 | all | |
+//! | octave | sign, nearer power of two | all | |
 //! | f32 | all | | all |
 
 mod bfloats;
 mod bytes;
 mod floats;
 mod halves;
+mod octaves;
 
 use super::sample::{largest, magnitude};
 
@@ -33,11 +35,13 @@ pub enum Values {
     BF16,
     /// A multiple of a power of two per block of 256 values, 1 byte per value; rounding stays in the residual.
     Int8,
+    /// Sign and nearer power of two, 3 bits or so per value; rounding stays in the residual.
+    Octave,
 }
 
 impl Values {
     /// Every kind, in the order of their numbers in a packet.
-    pub const ALL: [Self; 4] = [Self::F16, Self::F32, Self::BF16, Self::Int8];
+    pub const ALL: [Self; 5] = [Self::F16, Self::F32, Self::BF16, Self::Int8, Self::Octave];
 
     /// For a budget: half precision where everything fits, and where it does not, the kind of which most entries fit.
     pub const AUTO: [Self; 2] = [Self::F16, Self::Int8];
@@ -47,7 +51,7 @@ impl Values {
         match self {
             Self::F16 | Self::BF16 => n,
             Self::F32 => 4 * n,
-            Self::Int8 => 0,
+            Self::Int8 | Self::Octave => 0,
         }
     }
 
@@ -58,6 +62,7 @@ impl Values {
             Self::F32 => 0,
             Self::BF16 => n,
             Self::Int8 => bytes::n_bytes(n),
+            Self::Octave => octaves::n_bytes(n),
         }
     }
 
@@ -66,7 +71,7 @@ impl Values {
         match self {
             Self::F16 | Self::BF16 => n * 3 >= length * 2,
             Self::F32 => n * 5 >= length * 4,
-            Self::Int8 => n * 2 >= length,
+            Self::Int8 | Self::Octave => n * 2 >= length,
         }
     }
 
@@ -82,6 +87,7 @@ impl Values {
             Self::F32 => floats::put(values, raw),
             Self::BF16 => bfloats::put(values, highs, raw),
             Self::Int8 => bytes::put(values, highs),
+            Self::Octave => octaves::put(values, highs),
         }
     }
 
@@ -92,6 +98,7 @@ impl Values {
             Self::F32 => floats::check(raw),
             Self::BF16 => bfloats::check(highs),
             Self::Int8 => bytes::check(highs),
+            Self::Octave => octaves::check(highs),
         }
     }
 
@@ -102,6 +109,7 @@ impl Values {
             Self::F32 => floats::take(raw, take),
             Self::BF16 => bfloats::take(highs, raw, take),
             Self::Int8 => bytes::take(highs, take),
+            Self::Octave => octaves::take(highs, take),
         }
     }
 }
@@ -192,6 +200,12 @@ mod tests {
             (Values::Int8, [121, 0x80], false),
             (Values::Int8, [122, 1], false),
             (Values::Int8, [0x81, 1], false),
+            (Values::Octave, [254, 0x80], true),
+            (Values::Octave, [254, 0xff], false),
+            (Values::Octave, [255, 0], false),
+            (Values::Octave, [0, 127], false),
+            (Values::Octave, [3, 2], true),
+            (Values::Octave, [3, 3], false),
         ] {
             assert_eq!(kind.check(&highs, &[]).is_ok(), ok, "{kind:?} {highs:#x?}");
             if ok {
@@ -230,6 +244,11 @@ mod tests {
                 (largest * 2f32.powi(-7)).max(2f32.powi(-127))
             }
             Values::Int8 => largest * 2f32.powi(-6),
+            // Half of the power of two; what is far below the largest is nothing.
+            Values::Octave if value.abs() >= largest * 2f32.powi(-100) => {
+                value.abs() * 0.34 + 2f32.powi(-126)
+            }
+            Values::Octave => f32::INFINITY,
         }
     }
 
@@ -241,7 +260,7 @@ mod tests {
             let finite = |bits: u32| if narrow { (bits & 0x80ff_ffff) | 0x3e00_0000 } else { bits & 0xbfff_ffff };
             let values: Vec<f32> = bits.into_iter().map(|bits| f32::from_bits(finite(bits))).collect();
             let (back, squares) = round_trip(kind, &values);
-            let block = if kind == Values::Int8 { 256 } else { CHUNK };
+            let block = if matches!(kind, Values::Int8 | Values::Octave) { 256 } else { CHUNK };
             for (chunk, back) in values.chunks(block).zip(back.chunks(block)) {
                 let largest = f32::from_bits(largest(chunk));
                 for (value, back) in chunk.iter().zip(back) {

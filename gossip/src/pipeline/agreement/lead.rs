@@ -16,7 +16,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 2;
 /// After a new view a better cut is not looked for so long: what steps take there must be known first.
 const SETTLED: Duration = Duration::from_secs(8);
-const GAIN: f64 = 1.15;
+const GAIN: f64 = 0.15;
+/// Each new cut within this time doubles what the next one must gain: profiles are not exact, and a cut that looked better may not be.
+const REMEMBERED: Duration = Duration::from_secs(120);
 /// Steps are saved for at least this long, as far as anybody knows; a move must cost less.
 const HORIZON: Duration = Duration::from_secs(60);
 /// Least time between the proposal of a new cut and its line.
@@ -222,8 +224,11 @@ impl Agreement {
         let best = self.planner.plan(&candidates).ok()?;
         let pause = self.move_time(&view.plan, &best.plan, &candidates);
         let saved = HORIZON.as_secs_f64() * (1.0 - best.step_us / now_us.max(1.0));
+        let now = self.now;
+        self.recuts.retain(|at| now.since(*at) < REMEMBERED);
+        let gain = 1.0 + GAIN * f64::from(1u32 << self.recuts.len().min(8));
         let pays =
-            best.plan != view.plan && now_us > GAIN * best.step_us && saved > pause.as_secs_f64();
+            best.plan != view.plan && now_us > gain * best.step_us && saved > pause.as_secs_f64();
         self.lead.better = if pays { self.lead.better + 1 } else { 0 };
         (self.lead.better >= LOOKS).then_some(Reason::Better(best))
     }

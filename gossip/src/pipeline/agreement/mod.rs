@@ -144,6 +144,8 @@ pub struct Agreement {
     switching: Option<Stamp>,
     fed: Option<Stamp>,
     lead: Lead,
+    /// When cuts changed of late while all hosts lived.
+    recuts: Vec<Tick>,
     wants: Wants,
     safe: u64,
     safe_before: u64,
@@ -196,6 +198,7 @@ impl Agreement {
             switching: None,
             fed: None,
             lead: Lead::default(),
+            recuts: Vec::new(),
             wants: Wants::default(),
             safe: 0,
             safe_before: 0,

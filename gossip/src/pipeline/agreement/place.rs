@@ -26,6 +26,9 @@ impl Agreement {
         let goes_on = self.previous.is_some();
         self.own.in_place = false;
         self.own.is_broken = must_go_on && (self.own.is_broken || !goes_on);
+        if view.after.is_some() {
+            self.recuts.push(self.now);
+        }
         if view.after.is_none() {
             self.safe = self.safe.min(view.from);
             self.safe_before = self.safe_before.min(view.from);

@@ -23,6 +23,8 @@ impl Peer {
     /// The rows of a look choose between the replica and the best seen, the whole validation set judges the chosen one, as in the
     /// node.
     pub(super) fn judge(&mut self) {
+        self.learner.swap_average();
+        self.learner.forget_average();
         let all = self.learner.validation_len();
         let mut rows = all;
         let mut step = self.trainer.step;

@@ -129,6 +129,7 @@ impl Peer {
         if moved == 0.0 && self.learner.load(&own).is_err() {
             tracing::warn!("the own state cannot be loaded again");
         }
+        self.learner.move_average(other, moved);
         self.trainer.local.forget();
         self.guide
             .judged(tick(now), own_loss as f32, merged_loss as f32);

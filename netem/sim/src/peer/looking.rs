@@ -12,14 +12,19 @@ impl Peer {
     /// Looks at a part of the validation set.
     pub(super) fn look(&mut self, now: Nanos) {
         let rows = self.job.file.evaluate.samples as usize;
-        let Ok(evaluation) = self.learner.evaluate(rows) else {
-            return self.at_boundary(now);
-        };
+        self.learner.swap_average();
+        let seen = self.learner.evaluate(rows);
         let best = self.trainer.best_look.as_ref();
-        if best.is_none_or(|(best, ..)| evaluation.accuracy > best.accuracy) {
+        if let Ok(evaluation) = seen
+            && best.is_none_or(|(best, ..)| evaluation.accuracy > best.accuracy)
+        {
             let state = self.learner.state().weights();
             self.trainer.best_look = Some((evaluation, self.trainer.step, state));
         }
+        self.learner.swap_average();
+        let Ok(evaluation) = seen else {
+            return self.at_boundary(now);
+        };
         self.looking(evaluation);
     }
 
@@ -55,7 +60,10 @@ impl Peer {
             }
             // A part says that the target is met: all of it decides.
             Some(_) => {
-                if let Ok(whole) = self.learner.evaluate(all) {
+                self.learner.swap_average();
+                let whole = self.learner.evaluate(all);
+                self.learner.swap_average();
+                if let Ok(whole) = whole {
                     return self.looking(whole);
                 }
             }

@@ -46,6 +46,7 @@ impl Peer {
             false => self.learner.load(state),
         };
         self.trainer.local.forget();
+        self.learner.forget_average();
         if let Err(reason) = restored {
             self.write(now, &Entry::FetchFailed { reasons: &[reason] });
             return self.retry_later();

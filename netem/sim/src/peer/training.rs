@@ -319,6 +319,8 @@ impl Peer {
         trainer.work.samples += samples;
         trainer.work.computing_us += computing / 1000;
         trainer.work.waiting_us += waiting / 1000;
+        self.learner.stepped();
+        let trainer = &mut self.trainer;
         let loss = round.losses / round.n.max(1) as f32;
         if let Some(adacomm) = &mut trainer.adacomm {
             adacomm.period_ended(f64::from(loss));

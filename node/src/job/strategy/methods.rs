@@ -12,7 +12,7 @@ impl Exchange {
             most: 0.01,
             least: 0.001,
             threshold: 0.01,
-            values: ValueFormat::Auto,
+            values: ValueFormat::Octave,
             commit: Commit::Auto,
             local: Local::Share,
             outer: None,
@@ -36,6 +36,7 @@ impl Exchange {
             Method::Dlion => Self {
                 select: Select::MaxN,
                 most: 1.0,
+                values: ValueFormat::Auto,
                 commit: Commit::Steps(1),
                 ..skein
             },

@@ -51,14 +51,14 @@ pub struct Exchange {
     pub waiting: Waiting,
     /// Which entries of a gradient are sent. Default `top-k`, the largest of each variable.
     pub select: Select,
-    /// Most of each variable's entries in a packet, above 0 to 1; for `max-n` the paper's N / 100. Default 0.01: larger
-    /// shares were tried on the jobs of `examples/`: they need hardly fewer samples, only more bytes.
+    /// Most of each variable's entries in a packet, above 0 to 1; for `max-n` the paper's N / 100. Default 0.01: with
+    /// twice as many, late as they come, 18 peers train worse (docs/benchmarks.md).
     pub most: f64,
     /// Fewest, where a link carries little: then it sends less often instead. Default 0.001.
     pub least: f64,
     /// Gaia: least change relative to the weight that is sent, above 0 to 1. Default 0.01, the paper's.
     pub threshold: f64,
-    /// Number format of sent values. Default `auto`: f16 where the link carries all of `most`, int8 where it does not.
+    /// Number format of sent values. Default `octave`: twice the entries for the bytes of f16, and what rounding leaves goes later.
     pub values: ValueFormat,
     /// When a peer hands on what it has summed up. Default `auto`.
     pub commit: Commit,
@@ -143,7 +143,7 @@ pub enum Select {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ValueFormat {
-    /// By what the link carries.
+    /// f16 where the link carries all of `most`, int8 where it does not.
     Auto,
     /// IEEE single precision, 4 bytes.
     F32,
@@ -153,6 +153,8 @@ pub enum ValueFormat {
     Bf16,
     /// 8 bits with a scale per block.
     Int8,
+    /// Sign and nearer power of two, 3 bits or so.
+    Octave,
 }
 
 /// When a peer hands on what it has summed up.

@@ -122,6 +122,7 @@ impl Exchange {
                 ValueFormat::F16 => ValueChoice::Fixed(Values::F16),
                 ValueFormat::Bf16 => ValueChoice::Fixed(Values::BF16),
                 ValueFormat::Int8 => ValueChoice::Fixed(Values::Int8),
+                ValueFormat::Octave => ValueChoice::Fixed(Values::Octave),
             },
             full: self.local == Local::Full,
             level: self.level,

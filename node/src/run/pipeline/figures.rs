@@ -26,6 +26,9 @@ const RATE_POINTS: usize = 10;
 /// Weight of a step's loss in the running mean.
 const LOSS_WEIGHT: f32 = 0.05;
 
+/// How the reason begins where the peers that are here cannot train the model.
+pub const NO_CUT: &str = "there is no cut";
+
 /// See the module's header.
 #[derive(Debug)]
 pub(super) struct Figures {
@@ -34,7 +37,7 @@ pub(super) struct Figures {
     pub(super) no_data: Option<String>,
     pub(super) refused: u64,
     /// What the cut promises.
-    pub(super) plan: Option<PlanStatus>,
+    pub(super) plan: Result<PlanStatus, String>,
     stop: Stop,
     train_loss: Option<f32>,
     work: Work,
@@ -54,7 +57,7 @@ impl Figures {
             failure: None,
             no_data: None,
             refused: 0,
-            plan: None,
+            plan: Err(String::new()),
             stop: file.stop,
             train_loss: None,
             work: Work::default(),
@@ -240,7 +243,7 @@ impl Figures {
             links: Vec::new(),
             drift_frac: None,
             lessons: Vec::new(),
-            plan: self.plan.clone(),
+            plan: self.plan.clone().ok(),
             stages: running
                 .map(|running| stages(running, me))
                 .unwrap_or_default(),
@@ -286,6 +289,10 @@ impl Figures {
             return (Phase::Ending, agreement.stop().map(str::to_owned));
         }
         match agreement.view() {
+            None if self.plan.as_ref().is_err_and(|reason| !reason.is_empty()) => {
+                let reason = self.plan.as_ref().err().cloned().unwrap_or_default();
+                (Phase::Waiting, Some(format!("{NO_CUT}: {reason}")))
+            }
             None => {
                 let ready = agreement.candidates().len();
                 (

@@ -170,14 +170,13 @@ impl CutPlanner {
         plan: Option<&Plan>,
         candidates: &[Candidate],
         n_connected: usize,
-    ) -> Option<PlanStatus> {
-        let best = || {
-            Planner::plan(self, candidates)
-                .ok()
-                .map(|planned| planned.plan)
+    ) -> Result<PlanStatus, String> {
+        let plan = match plan {
+            Some(plan) => plan.clone(),
+            None => Planner::plan(self, candidates)?.plan,
         };
-        let plan = plan.cloned().or_else(best)?;
-        let prediction = self.predict(&plan, candidates)?;
+        let gone = || "a host of the cut is not here".to_owned();
+        let prediction = self.predict(&plan, candidates).ok_or_else(gone)?;
         let figures = prediction.busy.iter().zip(&prediction.memory_bytes);
         let stages = plan
             .stages
@@ -193,7 +192,7 @@ impl CutPlanner {
         let idle = candidates.iter().filter(|candidate| {
             candidate.profile.is_some() && plan.stage_of(candidate.peer).is_none()
         });
-        Some(PlanStatus {
+        Ok(PlanStatus {
             step_s: prediction.step_seconds,
             samples_per_s: f64::from(self.facts.batch) / prediction.step_seconds,
             stages: stages.collect(),

@@ -113,6 +113,9 @@ impl State {
             }
         };
         self.move_towards(&own, &other, moved)?;
+        if let Some(average) = &mut self.average {
+            average.move_towards(&other, moved);
+        }
         Ok(Lesson {
             own_loss,
             merged_loss,

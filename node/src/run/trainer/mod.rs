@@ -19,6 +19,7 @@ use skein_gossip::pacing::outer::Outer;
 use skein_gossip::pacing::rhythm::Commits;
 use skein_gossip::time::Tick;
 use skein_gossip::view::Member;
+use skein_model::average::Average;
 use skein_model::config::Split;
 use skein_model::data::{Sampler, Splits};
 use skein_model::snapshot::Snapshot;
@@ -53,6 +54,8 @@ pub struct Settings {
     pub evaluate_every: Option<u64>,
     /// Rows per look.
     pub evaluate_samples: usize,
+    /// Whether the running mean of the weights is what is looked at and handed out.
+    pub averages: bool,
     /// Validation accuracy and loss that end the job, which make a look at the whole set worth while.
     pub target_accuracy: Option<f64>,
     /// See `target_accuracy`.
@@ -242,6 +245,7 @@ struct State {
     /// Local steps per round, where they fall with the loss.
     adacomm: Option<AdaComm>,
     gradient: Vec<f32>,
+    average: Option<Average>,
     merged: Option<(u64, Vec<f32>)>,
     /// Gradient buffers that the coder gave back.
     spare: Vec<Vec<f32>>,
@@ -277,6 +281,7 @@ impl TrainingThread {
             commits: Commits::new(exchange.rhythm(self.now())),
             adacomm: exchange.adacomm(),
             gradient: vec![0.0; n],
+            average: self.settings.averages.then(Average::default),
             merged: None,
             spare: Vec::new(),
             copies: Vec::new(),
@@ -392,6 +397,9 @@ impl State {
                     self.thread.step = step;
                     self.drop_merged();
                     self.local.forget();
+                    if let Some(average) = &mut self.average {
+                        average.forget();
+                    }
                     self.not_finite = 0;
                     if let Some(position) = position {
                         self.thread.position = position;

@@ -79,6 +79,9 @@ impl State {
             } else if let Err(error) = self.thread.trainer.apply_scaled(&self.gradient, scale) {
                 return self.skip(&error.to_string());
             }
+            if let Some(average) = &mut self.average {
+                average.updated(self.thread.trainer.model());
+            }
             computing += applying.elapsed();
             if !rounds && self.local.is_full() {
                 self.commit_if_due();

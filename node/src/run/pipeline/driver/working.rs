@@ -72,11 +72,6 @@ impl Driver {
 
     fn on_step(&mut self, step: &Step) {
         let contribution = self.figures.stepped(step);
-        let view = self
-            .running
-            .as_ref()
-            .and_then(|running| running.agreement.view())
-            .map_or(0, |view| view.stamp.number);
         self.journal.write(&Entry::Step {
             step: step.step,
             train_loss: step.loss.filter(|loss| loss.is_finite()),
@@ -85,7 +80,7 @@ impl Driver {
             waiting_s: step.waiting.as_secs_f64(),
             communicating_s: 0.0,
             links: Default::default(),
-            view,
+            view: step.view,
         });
         self.input(Input::Stepped {
             step: step.step,

@@ -145,6 +145,7 @@ impl Work {
         let loss = std::mem::take(&mut self.loss) as f32;
         worker.tell(Event::Stepped(Step {
             step,
+            view: self.view.stamp.number,
             loss: self.stage.is_last().then_some(loss),
             samples: std::mem::take(&mut self.step_samples),
             computing,

@@ -78,6 +78,8 @@ pub(super) enum Event {
 #[derive(Debug)]
 pub(super) struct Step {
     pub(super) step: u64,
+    /// Number of the view it was made in.
+    pub(super) view: u64,
     /// Mean loss of its samples, where this is the last stage.
     pub(super) loss: Option<f32>,
     pub(super) samples: u64,
