@@ -131,7 +131,9 @@ fn serve(
             Some(range) => StateResponse::Chunk(blob[range].to_vec()),
             None => StateResponse::Unavailable("no such chunk".into()),
         },
-        StateRequest::Weights { .. } => StateResponse::Unavailable("no weights here".into()),
+        StateRequest::Weights { .. } | StateRequest::Blocks { .. } => {
+            StateResponse::Unavailable("none of that here".into())
+        }
     };
     // The other end may be gone.
     let _ = reply.send(codec::encode(&response));

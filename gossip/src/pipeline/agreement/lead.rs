@@ -206,6 +206,17 @@ impl Agreement {
         }
     }
 
+    fn recent_recuts(&self) -> usize {
+        let is_recent = |at: &&Tick| self.now.since(**at) < REMEMBERED;
+        self.recuts.iter().filter(is_recent).count()
+    }
+
+    pub(super) fn remember_recut(&mut self) {
+        let now = self.now;
+        self.recuts.retain(|at| now.since(*at) < REMEMBERED);
+        self.recuts.push(now);
+    }
+
     fn better_cut(&mut self, view: &View) -> Option<Reason> {
         let is_time = self
             .lead
@@ -224,9 +235,7 @@ impl Agreement {
         let best = self.planner.plan(&candidates).ok()?;
         let pause = self.move_time(&view.plan, &best.plan, &candidates);
         let saved = HORIZON.as_secs_f64() * (1.0 - best.step_us / now_us.max(1.0));
-        let now = self.now;
-        self.recuts.retain(|at| now.since(*at) < REMEMBERED);
-        let gain = 1.0 + GAIN * f64::from(1u32 << self.recuts.len().min(8));
+        let gain = 1.0 + GAIN * f64::from(1u32 << self.recent_recuts().min(8));
         let pays =
             best.plan != view.plan && now_us > gain * best.step_us && saved > pause.as_secs_f64();
         self.lead.better = if pays { self.lead.better + 1 } else { 0 };

@@ -264,6 +264,7 @@ impl World {
             blocks: vec![time; self.config.n_blocks.into()],
             memory: 0,
             rates: Vec::new(),
+            data: None,
         };
         let prepared = Input::Prepared {
             has_data: device.has_data,
