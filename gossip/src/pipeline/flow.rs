@@ -164,6 +164,7 @@ pub struct Flow<P> {
     last_line: u64,
     /// Newest line that has enough copies elsewhere.
     safe: u64,
+    lines_rest: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -188,6 +189,7 @@ impl<P> Flow<P> {
             look_wanted: false,
             last_line: from,
             safe: from,
+            lines_rest: false,
             shape,
         }
     }
@@ -240,6 +242,11 @@ impl<P> Flow<P> {
     /// The newest line with enough copies is `step`: the next one may be made.
     pub fn set_safe(&mut self, step: u64) {
         self.safe = self.safe.max(step);
+    }
+
+    /// Whether the first stage marks no lines for now, but for the last step of a view: copying costs the stages time.
+    pub fn rest_lines(&mut self, rest: bool) {
+        self.lines_rest = rest;
     }
 
     /// The first stage lets the model be judged after the next step it begins.
@@ -397,7 +404,8 @@ impl<P> Flow<P> {
     /// The first stage decides what is done after a step, before its first micro-batch leaves.
     fn begin_step(&mut self, step: u64) {
         let made = step + 1;
-        let is_due = made >= self.last_line.saturating_add(self.shape.line_every)
+        let is_due = !self.lines_rest
+            && made >= self.last_line.saturating_add(self.shape.line_every)
             && self.safe >= self.last_line;
         let line = is_due || self.until == Some(made);
         if line {

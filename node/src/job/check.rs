@@ -111,9 +111,9 @@ fn pipeline(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
             "write how many other peers keep a copy of each stage, 0 to 16, such as 2",
         ),
         (
-            pipeline.copy_every > 0,
+            pipeline.copy_every != Some(0),
             "strategy.pipeline.copy_every",
-            &pipeline.copy_every,
+            &0,
             "write the steps between two copies, 1 or more",
         ),
         (

@@ -100,7 +100,7 @@ fn a_pipeline_can_be_set_and_has_its_documented_defaults() {
     assert_eq!(pipeline, Pipeline::default());
     assert_eq!(
         (pipeline.micro_batches, pipeline.copies, pipeline.copy_every),
-        (8, 2, 10)
+        (8, 2, None)
     );
     let job = JobFile::parse(&format!(
         "{SMALLEST}[strategy]\nkind = 'pipeline'\n[strategy.pipeline]\nmicro_batches = 4\nschedule = 'gpipe'\n\
@@ -113,7 +113,7 @@ fn a_pipeline_can_be_set_and_has_its_documented_defaults() {
     );
     assert_eq!(
         (pipeline.copies, pipeline.copy_every, pipeline.recompute),
-        (1, 50, true)
+        (1, Some(50), true)
     );
 }
 

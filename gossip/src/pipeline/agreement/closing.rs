@@ -19,7 +19,9 @@ impl Agreement {
             self.chose_last = false;
             self.is_news = true;
         }
-        if self.view.is_none() && self.own.stop.is_some() {
+        let nobody_trains =
+            self.view.is_none() && self.heard.values().all(|heard| heard.beat.view.is_none());
+        if nobody_trains && self.own.stop.is_some() {
             // Nothing was trained, and nothing will be.
             self.closed = true;
             return self.outputs.push_back(Output::Closed);

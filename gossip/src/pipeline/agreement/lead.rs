@@ -1,5 +1,6 @@
 //! What the steward does: sees that a new view is needed, and proposes it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +15,10 @@ use crate::view::Stamp;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A new cut must have been better so often in a row, and by this much, to count: measured times vary.
 const LOOKS: u32 = 2;
+/// A host has changed when it is this many times as slow or as fast as it was, beside the others.
+const CHANGED: f32 = 1.5;
 /// After a new view a better cut is not looked for so long: what steps take there must be known first.
-const SETTLED: Duration = Duration::from_secs(8);
+const SETTLED: Duration = Duration::from_secs(3);
 const GAIN: f64 = 0.15;
 /// Each new cut within this time doubles what the next one must gain: profiles are not exact, and a cut that looked better may not be.
 const REMEMBERED: Duration = Duration::from_secs(120);
@@ -43,6 +46,8 @@ pub(super) struct Lead {
     adopted: Option<Tick>,
     /// When no plan was found.
     failed: Option<Tick>,
+    /// By how much hosts were slower than profiled once the view had settled.
+    settled: Option<BTreeMap<PeerId, f32>>,
     /// When this peer noticed that it had been away: what it knows of the others is old.
     was_away: Option<Tick>,
 }
@@ -206,6 +211,40 @@ impl Agreement {
         }
     }
 
+    /// Whether a host has become slower or faster beside the others since the view settled. In one and the same state another cut is
+    /// not worth a look: what a step takes depends on the cut in ways that no profile has.
+    fn has_changed(&mut self, view: &View, candidates: &[Candidate]) -> bool {
+        if self
+            .lead
+            .adopted
+            .is_some_and(|at| self.now.since(at) < SETTLED)
+        {
+            return false;
+        }
+        let hosts = candidates
+            .iter()
+            .filter(|candidate| view.plan.stage_of(candidate.peer).is_some());
+        let now: BTreeMap<PeerId, f32> = hosts.map(|host| (host.peer, host.slowdown)).collect();
+        // Profiles stand behind the first cut; what it really takes stands behind the next.
+        let is_first = self.recuts.is_empty();
+        let then = self.lead.settled.get_or_insert_with(|| {
+            let then = now
+                .iter()
+                .map(|(peer, slowdown)| (*peer, if is_first { 1.0 } else { *slowdown }));
+            then.collect()
+        });
+        let ratio =
+            |(peer, slowdown): (&PeerId, &f32)| slowdown / then.get(peer).copied().unwrap_or(1.0);
+        let ratios: Vec<f32> = now.iter().map(ratio).collect();
+        let (least, most) = ratios
+            .iter()
+            .fold((f32::MAX, 0.0f32), |(least, most), ratio| {
+                (least.min(*ratio), most.max(*ratio))
+            });
+        // Of a single host there is nothing to compare with but its own past.
+        most > CHANGED * if ratios.len() == 1 { 1.0 } else { least }
+    }
+
     fn recent_recuts(&self) -> usize {
         let is_recent = |at: &&Tick| self.now.since(**at) < REMEMBERED;
         self.recuts.iter().filter(is_recent).count()
@@ -221,21 +260,32 @@ impl Agreement {
         let is_time = self
             .lead
             .looked
-            .is_none_or(|at| self.now.since(at) >= LOOK_EVERY)
-            && self
-                .lead
-                .adopted
-                .is_none_or(|at| self.now.since(at) >= SETTLED);
+            .is_none_or(|at| self.now.since(at) >= LOOK_EVERY);
         if self.config.cutting != Cutting::Adaptive || !is_time {
             return None;
         }
         self.lead.looked = Some(self.now);
         let candidates = self.candidates();
+        let has_newcomer = candidates
+            .iter()
+            .any(|candidate| candidate.profile.is_some() && !view.has(candidate.peer));
+        if !has_newcomer && !self.has_changed(view, &candidates) {
+            self.lead.better = 0;
+            return None;
+        }
         let now_us = self.planner.step_us(&view.plan, &candidates)?;
         let best = self.planner.plan(&candidates).ok()?;
         let pause = self.move_time(&view.plan, &best.plan, &candidates);
         let saved = HORIZON.as_secs_f64() * (1.0 - best.step_us / now_us.max(1.0));
-        let gain = 1.0 + GAIN * f64::from(1u32 << self.recent_recuts().min(8));
+        let gain = 1.0
+            + GAIN
+                * f64::from(
+                    1u32 << if has_newcomer {
+                        0
+                    } else {
+                        self.recent_recuts().min(8)
+                    },
+                );
         let pays =
             best.plan != view.plan && now_us > gain * best.step_us && saved > pause.as_secs_f64();
         self.lead.better = if pays { self.lead.better + 1 } else { 0 };

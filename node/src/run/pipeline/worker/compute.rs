@@ -157,6 +157,7 @@ impl Work {
     }
 
     fn copy(&mut self, worker: &mut Worker, step: u64) -> Result<(), Stop> {
+        self.copied = Some(Instant::now());
         let state = |block: u16| {
             let mut bytes = Vec::new();
             self.stage

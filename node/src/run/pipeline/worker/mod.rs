@@ -179,6 +179,7 @@ impl Worker {
             && !work.is_broken
         {
             work.want_look(self);
+            work.end_rest();
             if let Some(op) = work.flow.next_op() {
                 return work.perform(op, self);
             }
@@ -250,7 +251,7 @@ impl Worker {
                 Ok(())
             }
             (Command::Safe(step), Some(work)) => {
-                work.flow.set_safe(step);
+                work.copies_made(step, self);
                 Ok(())
             }
             (Command::ChooseLastStep, Some(work)) => {

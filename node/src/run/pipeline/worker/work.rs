@@ -17,6 +17,8 @@ use super::super::store::State;
 use super::speed::Speed;
 use super::{Command, Stop, Worker};
 
+/// Copying takes one part of the time where the job does not say how often, and this many it does not.
+const REST: u32 = 7;
 /// Share of the time that looks may take where the job does not say how often.
 const LOOK_SHARE: f64 = 0.05;
 
@@ -46,6 +48,9 @@ pub(super) struct Work {
     pub(super) bytes_out: u64,
     pub(super) step_samples: u64,
     pub(super) look_began: Option<Instant>,
+    /// When the newest line was copied here, and until when there is none.
+    pub(super) copied: Option<Instant>,
+    pub(super) rests_until: Option<Instant>,
     pub(super) last_look: Option<(Instant, Duration)>,
 }
 
@@ -98,6 +103,8 @@ impl Work {
             bytes_out: 0,
             step_samples: 0,
             look_began: None,
+            copied: None,
+            rests_until: None,
             last_look: None,
             view,
         })
@@ -113,6 +120,28 @@ impl Work {
         sender
             .and_then(|stage| self.view.plan.stages.get(stage))
             .is_some_and(|stage| stage.host == from)
+    }
+
+    /// The newest line has its copies: by default there is none for seven times as long as that took.
+    pub(super) fn copies_made(&mut self, step: u64, worker: &Worker) {
+        self.flow.set_safe(step);
+        if worker.facts.pipeline.copy_every.is_none()
+            && let Some(copied) = self.copied.take()
+        {
+            self.rests_until = Some(Instant::now() + REST * copied.elapsed());
+            self.flow.rest_lines(true);
+        }
+    }
+
+    /// Lines may be made again.
+    pub(super) fn end_rest(&mut self) {
+        if self
+            .rests_until
+            .is_some_and(|until| until <= Instant::now())
+        {
+            self.rests_until = None;
+            self.flow.rest_lines(false);
+        }
     }
 
     /// The first stage judges the model from time to time, and after the last step.
