@@ -142,7 +142,7 @@ fn what_a_pipeline_cannot_do_is_refused() {
         "strategy.pipeline.copy_every",
         "1 or more",
     );
-    pipeline("copy = 1", "strategy.pipeline.copy", "copies");
+    pipeline("copy = 1", "strategy.pipeline.copy", "copy_every");
     check(
         "[model]\nkind = 'cnn'\n[stop]\nsteps = 5\n[strategy]\nkind = 'pipeline'\n[data]\nsplit = { kind = 'iid', shards = 2 }<<\n",
         "data.split",

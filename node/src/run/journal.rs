@@ -86,6 +86,17 @@ pub enum Entry<'a> {
         /// First stage to last.
         stages: Vec<Cut>,
     },
+    /// A new view of a pipeline goes back: steps are made again.
+    Setback {
+        /// Steps that had been made.
+        reached: u64,
+        /// The recovery point until then.
+        recoverable: u64,
+        /// The line that it goes on from.
+        from_step: u64,
+        /// Blocks of which no newer copy is left; empty where nothing was lost.
+        lost_blocks: &'a [u16],
+    },
     /// The own stage holds all it needs for a view and works in it.
     InPlace {
         /// Number of the view.

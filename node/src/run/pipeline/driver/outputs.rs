@@ -48,6 +48,7 @@ impl Driver {
                 Output::Halt(view) => {
                     self.order(Command::Halt);
                     self.write_view(&view);
+                    self.write_setback(&view);
                 }
                 Output::Until(view) => {
                     let (next, step) = (view.stamp, view.from);
@@ -102,6 +103,34 @@ impl Driver {
             stage.blocks.clone().filter_map(state).collect()
         });
         self.order(Command::Switch { view, states });
+    }
+
+    /// Says what a view costs that goes back, and what is lost where that is more than the copies were to prevent.
+    fn write_setback(&mut self, view: &View) {
+        let setback = self
+            .running
+            .as_ref()
+            .and_then(|running| running.agreement.setback());
+        let Some(setback) =
+            setback.filter(|setback| setback.from == view.from && setback.reached > view.from)
+        else {
+            return;
+        };
+        if setback.from < setback.safe {
+            tracing::warn!(
+                job = %self.context.id.short(),
+                blocks = ?setback.lacking,
+                from_step = setback.from,
+                steps_lost = setback.reached - setback.from,
+                "no newer copy of these blocks is left: training goes back"
+            );
+        }
+        self.journal.write(&Entry::Setback {
+            reached: setback.reached,
+            recoverable: setback.safe,
+            from_step: setback.from,
+            lost_blocks: &setback.lacking,
+        });
     }
 
     fn write_view(&mut self, view: &View) {
