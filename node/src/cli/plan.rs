@@ -13,10 +13,9 @@ use super::exit::{CliError, Exit};
 use super::find::unexpected;
 use super::output::Output;
 use super::{show, train};
-use crate::control::{Client, Hex, JobStatus, PlanStatus, Request, Response};
+use crate::control::{Client, Hex, JobStatus, NO_CUT, PlanStatus, Request, Response};
 use crate::job::JobFile;
 use crate::job::strategy::Kind;
-use crate::run::NO_CUT;
 
 /// How often the node is asked.
 const ASK_EVERY: Duration = Duration::from_millis(300);

@@ -8,6 +8,8 @@
 //! One request per connection, one JSON object per line; `watch` answers with many lines, all others with one. The
 //! socket is `control.sock` in the home folder, mode 0600: whoever may open it may do everything.
 
+mod hex;
+mod stages;
 pub mod status;
 mod peers;
 pub mod protocol;
@@ -19,9 +21,10 @@ pub mod client;
 pub use client::{Client, ClientError};
 pub use protocol::{ErrorCode, Failure, Request, RequestError, Response};
 pub use server::{Incoming, Reply, Server};
+pub use stages::{NO_CUT, PlanStatus, PlannedStage, Recovery, StageStatus};
 pub use status::{
     Best, Contribution, Hex, JobStatus, Lessons, LinkStatus, NodeFacts, PeerState, PeerStatus,
-    Phase, PlanStatus, PlannedStage, Recovery, StageStatus, Status,
+    Phase, Status,
 };
 
 #[cfg(test)]

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use skein_gossip::ids::JobId;
 
-use super::status::{Best, Hex, JobStatus, NodeFacts, PeerStatus, PlanStatus, Status};
+use super::stages::PlanStatus;
+use super::status::{Best, Hex, JobStatus, NodeFacts, PeerStatus, Status};
 use crate::nearest::nearest;
 
 /// Version of this protocol. A node and a command line of different versions refuse each other.

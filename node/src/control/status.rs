@@ -3,45 +3,12 @@
 //! Numbers that may be unknown or not finite are optional, because JSON has no NaN.
 
 use std::fmt;
-use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 use skein_gossip::ids::{Digest, JobId, PeerId};
 
-/// An id that is written as hex digits, as everywhere else a person meets it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Hex<T>(pub T);
-
-impl<T> From<T> for Hex<T> {
-    fn from(id: T) -> Self {
-        Self(id)
-    }
-}
-
-impl<T: fmt::Display> fmt::Display for Hex<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for Hex<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl<T: fmt::Display> Serialize for Hex<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&self.0)
-    }
-}
-
-impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Hex<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map(Self).map_err(de::Error::custom)
-    }
-}
+pub use super::hex::Hex;
+use super::stages::{PlanStatus, Recovery, StageStatus};
 
 /// The node itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -249,70 +216,6 @@ pub struct JobStatus {
     pub plan: Option<PlanStatus>,
 }
 
-/// What a cut promises.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PlanStatus {
-    /// Seconds of a step.
-    pub step_s: f64,
-    /// Samples per second.
-    pub samples_per_s: f64,
-    /// First stage to last.
-    pub stages: Vec<PlannedStage>,
-    /// Peers that are ready and get no stage: they would slow the others down, and keep copies.
-    pub standby: Vec<Hex<PeerId>>,
-    /// Peers connected to the one that planned.
-    pub n_connected: usize,
-}
-
-/// One stage of a cut.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PlannedStage {
-    /// Its host.
-    pub host: Hex<PeerId>,
-    /// Its first block.
-    pub first_block: u16,
-    /// Number of its blocks.
-    pub n_blocks: u16,
-    /// Share of a step that it computes, 0 to 1; the rest are bubbles.
-    pub busy_frac: f64,
-    /// Bytes that it needs at most, the copies of neighbours included.
-    pub memory_bytes: u64,
-}
-
-/// One stage of a pipeline.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct StageStatus {
-    /// Who hosts it.
-    pub host: Hex<PeerId>,
-    /// Its first block.
-    pub first_block: u16,
-    /// Number of its blocks.
-    pub n_blocks: u16,
-    /// Whether its host works in the newest view.
-    pub in_place: bool,
-    /// Whether its host is alive.
-    pub alive: bool,
-    /// Steps it has made.
-    pub step: u64,
-    /// What a step takes beside what its host's profile says.
-    pub slowdown: Option<f64>,
-    /// Who keeps copies of it, first the one that is asked first.
-    pub keepers: Vec<Hex<PeerId>>,
-}
-
-/// What would be lost.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Recovery {
-    /// The newest line with all its copies.
-    pub step: u64,
-    /// Steps that would be made again.
-    pub redone: u64,
-    /// Copies of the block of which there are fewest, at the newest line that is whole.
-    pub fewest_copies: u32,
-    /// Bytes of the copies that this peer holds.
-    pub bytes: u64,
-}
-
 /// One link of a job, as the peer that sends on it sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LinkStatus {
@@ -472,14 +375,5 @@ pub(crate) mod tests {
             recovery: None,
             plan: None,
         }
-    }
-
-    #[test]
-    fn ids_are_hex_in_json_and_come_back() {
-        let id = Hex(JobId([0xab; 32]));
-        let json = serde_json::to_string(&id).unwrap();
-        assert_eq!(json, format!("\"{}\"", "ab".repeat(32)));
-        assert_eq!(serde_json::from_str::<Hex<JobId>>(&json).unwrap(), id);
-        assert!(serde_json::from_str::<Hex<JobId>>("\"ab\"").is_err());
     }
 }

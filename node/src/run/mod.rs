@@ -30,8 +30,6 @@ use crate::job::strategy::Kind;
 use crate::net::Inbound;
 use driver::{Event, JobContext};
 
-pub use pipeline::NO_CUT;
-
 /// How the reason of a job begins that a user stopped.
 pub const STOPPED_BY: &str = "stopped by ";
 

@@ -13,7 +13,7 @@ use super::driver::{Running, contributions};
 use super::facts::Facts;
 use super::worker::Step;
 use crate::control::{
-    Best, Contribution, Hex, JobStatus, Phase, PlanStatus, Recovery, StageStatus,
+    Best, Contribution, Hex, JobStatus, NO_CUT, Phase, PlanStatus, Recovery, StageStatus,
 };
 use crate::job::{JobFile, Stop};
 use crate::run::STOPPED_BY;
@@ -25,9 +25,6 @@ use crate::run::journal::now_ms;
 const RATE_POINTS: usize = 10;
 /// Weight of a step's loss in the running mean.
 const LOSS_WEIGHT: f32 = 0.05;
-
-/// How the reason begins where the peers that are here cannot train the model.
-pub const NO_CUT: &str = "there is no cut";
 
 /// See the module's header.
 #[derive(Debug)]

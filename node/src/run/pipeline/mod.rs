@@ -18,7 +18,6 @@ mod figures;
 mod driver;
 mod finish;
 
-pub use figures::NO_CUT;
 use tokio::sync::{mpsc, watch};
 
 use super::driver::JobContext;

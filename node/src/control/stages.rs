@@ -1,0 +1,73 @@
+//! What a node tells of a pipeline: its stages, what the loss of a peer would cost, what a cut promises.
+
+use serde::{Deserialize, Serialize};
+use skein_gossip::ids::PeerId;
+
+use super::hex::Hex;
+
+/// How the reason of a job begins where the peers that are here cannot train its model.
+pub const NO_CUT: &str = "there is no cut";
+
+/// What a cut promises.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlanStatus {
+    /// Seconds of a step.
+    pub step_s: f64,
+    /// Samples per second.
+    pub samples_per_s: f64,
+    /// First stage to last.
+    pub stages: Vec<PlannedStage>,
+    /// Peers that are ready and get no stage: they would slow the others down, and keep copies.
+    pub standby: Vec<Hex<PeerId>>,
+    /// Peers connected to the one that planned.
+    pub n_connected: usize,
+}
+
+/// One stage of a cut.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlannedStage {
+    /// Its host.
+    pub host: Hex<PeerId>,
+    /// Its first block.
+    pub first_block: u16,
+    /// Number of its blocks.
+    pub n_blocks: u16,
+    /// Share of a step that it computes, 0 to 1; the rest are bubbles.
+    pub busy_frac: f64,
+    /// Bytes that it needs at most, the copies of neighbours included.
+    pub memory_bytes: u64,
+}
+
+/// One stage of a pipeline.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StageStatus {
+    /// Who hosts it.
+    pub host: Hex<PeerId>,
+    /// Its first block.
+    pub first_block: u16,
+    /// Number of its blocks.
+    pub n_blocks: u16,
+    /// Whether its host works in the newest view.
+    pub in_place: bool,
+    /// Whether its host is alive.
+    pub alive: bool,
+    /// Steps it has made.
+    pub step: u64,
+    /// What a step takes beside what its host's profile says.
+    pub slowdown: Option<f64>,
+    /// Who keeps copies of it, first the one that is asked first.
+    pub keepers: Vec<Hex<PeerId>>,
+}
+
+/// What would be lost.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Recovery {
+    /// The newest line with all its copies.
+    pub step: u64,
+    /// Steps that would be made again.
+    pub redone: u64,
+    /// Copies of the block of which there are fewest, at the newest line that is whole.
+    pub fewest_copies: u32,
+    /// Bytes of the copies that this peer holds.
+    pub bytes: u64,
+}
