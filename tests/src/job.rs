@@ -92,6 +92,8 @@ impl Job {
             ),
         };
         let seed = Self::SEED;
+        // Where replicas are to be equal, it is they that are looked at: the mean of a joiner's weights begins when it joins.
+        let average = !matches!(self.exchange, Exchange::Sync | Exchange::SyncDense);
         format!(
             "name = \"{name}\"\nseed = {seed}\n\
              [model]\nkind = \"mlp\"\nhidden = {hidden:?}\n\
@@ -101,7 +103,7 @@ impl Job {
              [start]\npeers = {peers}\n\
              [strategy.exchange]\n{exchange}\n\
              [strategy.batching]\nkind = \"{batching}\"\n\
-             [evaluate]\nevery = {evaluate_every}\n\
+             [evaluate]\nevery = {evaluate_every}\naverage = {average}\n\
              [checkpoint]\n{checkpoint}\n"
         )
     }
