@@ -92,8 +92,8 @@ impl Job {
             ),
         };
         let seed = Self::SEED;
-        // Where replicas are to be equal, it is they that are looked at: the mean of a joiner's weights begins when it joins.
-        let average = !matches!(self.exchange, Exchange::Sync | Exchange::SyncDense);
+        // Where replicas are to be equal, to each other or to a plain loop's, it is they that are looked at: the mean of a joiner's weights begins when it joins.
+        let average = matches!(self.exchange, Exchange::Async | Exchange::Like(_));
         format!(
             "name = \"{name}\"\nseed = {seed}\n\
              [model]\nkind = \"mlp\"\nhidden = {hidden:?}\n\
