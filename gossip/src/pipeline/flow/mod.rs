@@ -636,6 +636,26 @@ mod tests {
     }
 
     #[test]
+    fn lines_that_rest_are_made_for_the_last_step_all_the_same() {
+        let mut only: Flow<u64> = Flow::new(shape(0, 1, 1), 0);
+        only.feed();
+        only.rest_lines(true);
+        assert!(only.set_until(7));
+        let lines = |flow: &mut Flow<u64>| -> Vec<u64> {
+            let ops = std::iter::from_fn(|| flow.next_op());
+            ops.filter_map(|op| {
+                if let Op::Copy { step } = op {
+                    Some(step)
+                } else {
+                    None
+                }
+            })
+            .collect()
+        };
+        assert_eq!(lines(&mut only), [7]);
+    }
+
+    #[test]
     fn frames_that_do_not_belong_are_refused() {
         let mut last: Flow<u64> = Flow::new(shape(1, 2, 2), 7);
         let mut arrive = |kind, step, micro| last.arrive(kind, step, micro, step, NONE, 0);

@@ -83,10 +83,10 @@ impl Figures {
         let work = &mut self.work;
         work.steps += 1;
         work.samples += step.samples;
-        work.bytes_out = step.bytes_out;
+        work.bytes_out += step.bytes_out;
         work.computing_us += step.computing.as_micros() as u64;
         work.waiting_us += step.waiting.as_micros() as u64;
-        self.bytes_in = step.bytes_in;
+        self.bytes_in += step.bytes_in;
         if let Some(loss) = step.loss {
             let mean = self
                 .train_loss

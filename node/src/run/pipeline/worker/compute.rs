@@ -53,10 +53,11 @@ impl Work {
     fn forward(&mut self, worker: &mut Worker, at: At, input: Option<Vec<u8>>) -> Result<(), Stop> {
         let began = Instant::now();
         let (samples, weight) = self.share(worker, at.1);
+        let mut labels = Vec::new();
         let output = match input {
             None => {
-                let (batch, labels) = self.draw(worker, at.0, at.1)?;
-                self.labels = labels;
+                let batch;
+                (batch, labels) = self.draw(worker, at.0, at.1)?;
                 self.stage.forward(at.1, weight, &batch)
             }
             Some(body) => {
@@ -69,7 +70,7 @@ impl Work {
         self.speed.computed(began.elapsed());
         let head = self.head(worker, at, Kind::Forward, samples);
         if self.number == 0 {
-            let labels = label_bytes(&self.labels);
+            let labels = label_bytes(&labels);
             let last = self.view.plan.stages.len() - 1;
             self.send(
                 worker,
@@ -151,8 +152,8 @@ impl Work {
             computing,
             waiting,
             slowdown,
-            bytes_in: self.bytes_in,
-            bytes_out: self.bytes_out,
+            bytes_in: std::mem::take(&mut self.bytes_in),
+            bytes_out: std::mem::take(&mut self.bytes_out),
         }))
     }
 

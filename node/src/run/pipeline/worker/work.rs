@@ -38,12 +38,12 @@ pub(super) struct Work {
     pub(super) last: Option<u64>,
     pub(super) sampler: Option<(u64, Sampler)>,
     pub(super) rows: Vec<usize>,
-    pub(super) labels: Vec<i64>,
     pub(super) loss: f64,
     /// Sum of losses and number of right labels of the look under way.
     pub(super) looked: (f64, u64),
     pub(super) looked_labels: u64,
     pub(super) speed: Speed,
+    /// Bytes of frames since the last step.
     pub(super) bytes_in: u64,
     pub(super) bytes_out: u64,
     pub(super) step_samples: u64,
@@ -94,7 +94,6 @@ impl Work {
             last: None,
             sampler: None,
             rows: Vec::new(),
-            labels: Vec::new(),
             loss: 0.0,
             looked: (0.0, 0),
             looked_labels: 0,
