@@ -22,6 +22,9 @@ pub enum StageError {
     /// The state is not one of this block.
     #[error(transparent)]
     State(#[from] StateError),
+    /// The processor's time cannot be read, so blocks cannot be timed.
+    #[error("cannot read how much time of the processor was used: {0}")]
+    Clock(#[from] nix::Error),
     /// No or unknown blocks.
     #[error("blocks {start}..{end} of a model of {n_blocks} blocks make no stage")]
     Blocks {

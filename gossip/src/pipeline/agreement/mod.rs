@@ -144,8 +144,12 @@ pub struct Agreement {
     switching: Option<Stamp>,
     fed: Option<Stamp>,
     lead: Lead,
-    /// When cuts changed of late while all hosts lived.
-    recuts: Vec<Tick>,
+    /// Microseconds of a step that a new cut promised, until they are measured.
+    promise: Option<f64>,
+    /// When new cuts turned out to be slower than they had promised.
+    broken_promises: Vec<Tick>,
+    /// Whether the cut ever changed while all hosts lived.
+    has_recut: bool,
     wants: Wants,
     safe: u64,
     safe_before: u64,
@@ -198,7 +202,9 @@ impl Agreement {
             switching: None,
             fed: None,
             lead: Lead::default(),
-            recuts: Vec::new(),
+            promise: None,
+            broken_promises: Vec::new(),
+            has_recut: false,
             wants: Wants::default(),
             safe: 0,
             safe_before: 0,

@@ -27,7 +27,7 @@ impl Agreement {
         self.own.in_place = false;
         self.own.is_broken = must_go_on && (self.own.is_broken || !goes_on);
         if view.after.is_some() {
-            self.remember_recut();
+            self.expect_of(&view);
         }
         if view.after.is_none() {
             self.safe = self.safe.min(view.from);

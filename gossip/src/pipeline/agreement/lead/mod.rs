@@ -35,7 +35,9 @@ pub(super) struct Lead {
     adopted: Option<Tick>,
     /// When no plan was found.
     failed: Option<Tick>,
-    /// By how much hosts were slower than profiled once the view had settled.
+    /// When the view came into effect, and the steps made then.
+    in_effect: Option<(Tick, u64)>,
+    /// Microseconds that all blocks take each device, once the view had settled.
     settled: Option<BTreeMap<PeerId, f32>>,
     /// When this peer noticed that it had been away: what it knows of the others is old.
     was_away: Option<Tick>,

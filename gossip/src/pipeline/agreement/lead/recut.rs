@@ -14,12 +14,14 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A new cut must have been better so often in a row, and by this much, to count: measured times vary.
 const LOOKS: u32 = 2;
 const GAIN: f64 = 0.15;
-/// Each new cut within this time doubles what the next one must gain: profiles are not exact, and a cut that looked better may not be.
+/// Each new cut within this time that did not keep its promise doubles what the next one must gain.
 const REMEMBERED: Duration = Duration::from_secs(120);
 /// A host has changed when it is this many times as slow or as fast as it was, beside the others.
 const CHANGED: f32 = 1.5;
-/// After a new view a better cut is not looked for so long: what steps take there must be known first.
+/// From the first step under a new view on a better cut is not looked for so long, and for so many steps: what they take must be
+/// known first.
 const SETTLED: Duration = Duration::from_secs(3);
+const SETTLED_STEPS: u64 = 3;
 /// Least time between the proposal of a new cut and its line.
 const NOTICE: Duration = Duration::from_millis(700);
 
@@ -33,73 +35,93 @@ impl Agreement {
             return None;
         }
         self.lead.looked = Some(self.now);
+        if !self.is_settled() {
+            return None;
+        }
         let candidates = self.candidates();
+        let now_us = self.planner.step_us(&view.plan, &candidates)?;
+        if self
+            .promise
+            .take()
+            .is_some_and(|promised| now_us > (1.0 + GAIN) * promised)
+        {
+            self.broken_promises.push(self.now);
+        }
         let has_newcomer = candidates
             .iter()
             .any(|candidate| candidate.profile.is_some() && !view.has(candidate.peer));
-        if !has_newcomer && !self.has_changed(view, &candidates) {
+        if !self.has_changed(&candidates) && !has_newcomer {
             self.lead.better = 0;
             return None;
         }
-        let now_us = self.planner.step_us(&view.plan, &candidates)?;
         let best = self.planner.plan(&candidates).ok()?;
         let pause = self.move_time(&view.plan, &best.plan, &candidates);
         let saved = HORIZON.as_secs_f64() * (1.0 - best.step_us / now_us.max(1.0));
-        let n_recent = if has_newcomer {
+        let n_broken = if has_newcomer {
             0
         } else {
-            self.recent_recuts().min(8)
+            self.recent_broken_promises().min(8)
         };
-        let gain = 1.0 + GAIN * f64::from(1u32 << n_recent);
+        let gain = 1.0 + GAIN * f64::from(1u32 << n_broken);
         let pays =
             best.plan != view.plan && now_us > gain * best.step_us && saved > pause.as_secs_f64();
         self.lead.better = if pays { self.lead.better + 1 } else { 0 };
         (self.lead.better >= LOOKS).then_some(Reason::Better(best))
     }
 
-    /// Whether a host has become slower or faster beside the others since the view settled. In one and the same state another cut is
-    /// not worth a look: what a step takes depends on the cut in ways that no profile has.
-    fn has_changed(&mut self, view: &View, candidates: &[Candidate]) -> bool {
-        if self
-            .lead
-            .adopted
-            .is_some_and(|at| self.now.since(at) < SETTLED)
-        {
-            return false;
-        }
-        let hosts = candidates
-            .iter()
-            .filter(|candidate| view.plan.stage_of(candidate.peer).is_some());
-        let now: BTreeMap<PeerId, f32> = hosts.map(|host| (host.peer, host.slowdown)).collect();
+    /// Whether what steps take under the view is known by now.
+    fn is_settled(&mut self) -> bool {
+        let (now, step) = (self.now, self.step());
+        let (since, from) = *self.lead.in_effect.get_or_insert((now, step));
+        now.since(since) >= SETTLED && step >= from + SETTLED_STEPS
+    }
+
+    /// Whether a device has become slower or faster beside the others since the view settled. In one and the same state another cut
+    /// is not worth a look: what a step takes depends on the cut in ways that no profile has.
+    fn has_changed(&mut self, candidates: &[Candidate]) -> bool {
         // Profiles stand behind the first cut; what it really takes stands behind the next.
-        let is_first = self.recuts.is_empty();
-        let then = self.lead.settled.get_or_insert_with(|| {
-            let then = now
+        let is_first = !self.has_recut;
+        let pace = |candidate: &Candidate, slowdown: f32| {
+            let blocks = &candidate.profile.as_ref()?.blocks;
+            let profiled: f32 = blocks
                 .iter()
-                .map(|(peer, slowdown)| (*peer, if is_first { 1.0 } else { *slowdown }));
-            then.collect()
+                .map(|time| time.forward_us + time.backward_us)
+                .sum();
+            Some((candidate.peer, profiled * slowdown))
+        };
+        let now: BTreeMap<PeerId, f32> = candidates
+            .iter()
+            .filter_map(|candidate| pace(candidate, candidate.slowdown))
+            .collect();
+        let then = self.lead.settled.get_or_insert_with(|| {
+            let then = |candidate: &Candidate| match is_first {
+                true => pace(candidate, 1.0),
+                false => pace(candidate, candidate.slowdown),
+            };
+            candidates.iter().filter_map(then).collect()
         });
-        let ratio =
-            |(peer, slowdown): (&PeerId, &f32)| slowdown / then.get(peer).copied().unwrap_or(1.0);
-        let ratios: Vec<f32> = now.iter().map(ratio).collect();
+        let ratio = |(peer, pace): (&PeerId, &f32)| Some(pace / then.get(peer)?);
+        let ratios: Vec<f32> = now.iter().filter_map(ratio).collect();
         let (least, most) = ratios
             .iter()
             .fold((f32::MAX, 0.0f32), |(least, most), ratio| {
                 (least.min(*ratio), most.max(*ratio))
             });
-        // Of a single host there is nothing to compare with but its own past.
+        // Of a single device there is nothing to compare with but its own past.
         most > CHANGED * if ratios.len() == 1 { 1.0 } else { least }
     }
 
-    fn recent_recuts(&self) -> usize {
-        let is_recent = |at: &&Tick| self.now.since(**at) < REMEMBERED;
-        self.recuts.iter().filter(is_recent).count()
+    fn recent_broken_promises(&mut self) -> usize {
+        let now = self.now;
+        self.broken_promises
+            .retain(|at| now.since(*at) < REMEMBERED);
+        self.broken_promises.len()
     }
 
-    pub(in super::super) fn remember_recut(&mut self) {
-        let now = self.now;
-        self.recuts.retain(|at| now.since(*at) < REMEMBERED);
-        self.recuts.push(now);
+    /// A view with another cut while all hosts live was adopted: what it promises is looked at once it has settled.
+    pub(in super::super) fn expect_of(&mut self, view: &View) {
+        self.promise = self.planner.step_us(&view.plan, &self.candidates());
+        self.has_recut = true;
     }
 
     pub(super) fn recut(&mut self, best: Planned) {
