@@ -34,8 +34,8 @@ pub enum Input {
     },
     /// This peer cannot take part.
     Unable(String),
-    /// The profile was measured again.
-    Profiled(Profile),
+    /// The blocks were timed again: what they take by what was profiled; see [`Beat::slowdown`].
+    Slowdown(f32),
     /// The own stage made a step.
     Stepped {
         /// Steps made.

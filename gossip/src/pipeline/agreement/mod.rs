@@ -144,12 +144,8 @@ pub struct Agreement {
     switching: Option<Stamp>,
     fed: Option<Stamp>,
     lead: Lead,
-    /// Microseconds of a step that a new cut promised, until they are measured.
-    promise: Option<f64>,
     /// When new cuts turned out to be slower than they had promised.
     broken_promises: Vec<Tick>,
-    /// Whether the cut ever changed while all hosts lived.
-    has_recut: bool,
     wants: Wants,
     safe: u64,
     safe_before: u64,
@@ -202,9 +198,7 @@ impl Agreement {
             switching: None,
             fed: None,
             lead: Lead::default(),
-            promise: None,
             broken_promises: Vec::new(),
-            has_recut: false,
             wants: Wants::default(),
             safe: 0,
             safe_before: 0,
@@ -255,21 +249,14 @@ impl Agreement {
                 self.own.standing = Standing::Unable(cut(reason));
                 self.is_news = true;
             }
-            Input::Profiled(profile) => {
-                self.own.slowdown = 1.0;
-                self.set_profile(profile);
-            }
+            Input::Slowdown(slowdown) => self.own.slowdown = believed(slowdown),
             Input::Stepped {
                 step,
                 slowdown,
                 contribution,
             } => {
                 self.own.step = step;
-                self.own.slowdown = if slowdown.is_finite() {
-                    slowdown.clamp(1e-3, 1e6)
-                } else {
-                    1.0
-                };
+                self.own.slowdown = believed(slowdown);
                 self.own.contribution = contribution;
             }
             Input::Copied { step, blocks } => {
@@ -404,6 +391,15 @@ impl Agreement {
     /// The job's last step, once it is known.
     pub fn last_step(&self) -> Option<u64> {
         self.own.last_step
+    }
+}
+
+/// A slowdown, or none where it cannot be.
+fn believed(slowdown: f32) -> f32 {
+    if slowdown.is_finite() {
+        slowdown.clamp(1e-3, 1e6)
+    } else {
+        1.0
     }
 }
 

@@ -26,9 +26,6 @@ impl Agreement {
         let goes_on = self.previous.is_some();
         self.own.in_place = false;
         self.own.is_broken = must_go_on && (self.own.is_broken || !goes_on);
-        if view.after.is_some() {
-            self.expect_of(&view);
-        }
         if view.after.is_none() {
             self.safe = self.safe.min(view.from);
             self.safe_before = self.safe_before.min(view.from);
@@ -45,6 +42,7 @@ impl Agreement {
         self.switching = None;
         self.chose_last = false;
         self.lead.adopted(self.now);
+        self.expect_of(&view);
         self.paused = None;
         self.is_news = true;
         self.outputs.push_back(if goes_on {

@@ -73,6 +73,14 @@ impl World {
             Event::Heal => self.heal(),
             Event::Slow(peer, slowdown) => {
                 self.devices.get_mut(&peer).unwrap().slowdown = slowdown;
+                // One that works shows it by its steps, one that stands by has timed its blocks.
+                let view = self.peers.get(&peer).map(|peer| peer.agreement.view());
+                if view
+                    .flatten()
+                    .is_some_and(|view| view.plan.stage_of(peer).is_none())
+                {
+                    self.handle(peer, Input::Slowdown(slowdown as f32));
+                }
             }
             Event::Stop(peer) => {
                 if self.peers.contains_key(&peer) {

@@ -37,7 +37,13 @@ pub(super) struct Lead {
     failed: Option<Tick>,
     /// When the view came into effect, and the steps made then.
     in_effect: Option<(Tick, u64)>,
-    /// Microseconds that all blocks take each device, once the view had settled.
+    /// Microseconds of a step that the cut promised, until they are measured.
+    promise: Option<f64>,
+    /// Steps take much more or less than it promised.
+    missed: bool,
+    /// Microseconds that all blocks took each device when the cut was made,
+    decided: BTreeMap<PeerId, f32>,
+    /// and once it had settled.
     settled: Option<BTreeMap<PeerId, f32>>,
     /// When this peer noticed that it had been away: what it knows of the others is old.
     was_away: Option<Tick>,

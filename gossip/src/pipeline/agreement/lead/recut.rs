@@ -7,7 +7,6 @@ use super::super::super::message::View;
 use super::super::{Agreement, Candidate, Cutting, Planned};
 use super::{HORIZON, Reason};
 use crate::ids::PeerId;
-use crate::time::Tick;
 
 /// How often a better cut is looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -16,8 +15,8 @@ const LOOKS: u32 = 2;
 const GAIN: f64 = 0.15;
 /// Each new cut within this time that did not keep its promise doubles what the next one must gain.
 const REMEMBERED: Duration = Duration::from_secs(120);
-/// A host has changed when it is this many times as slow or as fast as it was, beside the others.
-const CHANGED: f32 = 1.5;
+/// A device has changed when it is this many times as slow or as fast as it was, beside the others.
+const CHANGED: f32 = 1.3;
 /// From the first step under a new view on a better cut is not looked for so long, and for so many steps: what they take must be
 /// known first.
 const SETTLED: Duration = Duration::from_secs(3);
@@ -40,17 +39,11 @@ impl Agreement {
         }
         let candidates = self.candidates();
         let now_us = self.planner.step_us(&view.plan, &candidates)?;
-        if self
-            .promise
-            .take()
-            .is_some_and(|promised| now_us > (1.0 + GAIN) * promised)
-        {
-            self.broken_promises.push(self.now);
-        }
+        self.keep_promise(view, now_us);
         let has_newcomer = candidates
             .iter()
             .any(|candidate| candidate.profile.is_some() && !view.has(candidate.peer));
-        if !self.has_changed(&candidates) && !has_newcomer {
+        if !self.has_changed(view, &candidates) && !has_newcomer {
             self.lead.better = 0;
             return None;
         }
@@ -76,29 +69,30 @@ impl Agreement {
         now.since(since) >= SETTLED && step >= from + SETTLED_STEPS
     }
 
-    /// Whether a device has become slower or faster beside the others since the view settled. In one and the same state another cut
-    /// is not worth a look: what a step takes depends on the cut in ways that no profile has.
-    fn has_changed(&mut self, candidates: &[Candidate]) -> bool {
-        // Profiles stand behind the first cut; what it really takes stands behind the next.
-        let is_first = !self.has_recut;
-        let pace = |candidate: &Candidate, slowdown: f32| {
-            let blocks = &candidate.profile.as_ref()?.blocks;
-            let profiled: f32 = blocks
-                .iter()
-                .map(|time| time.forward_us + time.backward_us)
-                .sum();
-            Some((candidate.peer, profiled * slowdown))
+    /// Looks once at whether steps take what the cut had promised.
+    fn keep_promise(&mut self, view: &View, now_us: f64) {
+        let Some(promised) = self.lead.promise.take() else {
+            return;
         };
-        let now: BTreeMap<PeerId, f32> = candidates
-            .iter()
-            .filter_map(|candidate| pace(candidate, candidate.slowdown))
-            .collect();
-        let then = self.lead.settled.get_or_insert_with(|| {
-            let then = |candidate: &Candidate| match is_first {
-                true => pace(candidate, 1.0),
-                false => pace(candidate, candidate.slowdown),
-            };
-            candidates.iter().filter_map(then).collect()
+        let is_broken = now_us > (1.0 + GAIN) * promised;
+        self.lead.missed = is_broken || promised > (1.0 + GAIN) * now_us;
+        if is_broken && view.after.is_some() {
+            self.broken_promises.push(self.now);
+        }
+    }
+
+    /// Whether devices are not what the cut was made for, or one has become slower or faster beside the others since. In one and the
+    /// same state another cut is not worth a look: what a step takes depends on the cut in ways that no profile has.
+    fn has_changed(&mut self, view: &View, candidates: &[Candidate]) -> bool {
+        let now = paces(candidates);
+        let lead = &mut self.lead;
+        let then = lead.settled.get_or_insert_with(|| {
+            // Hosts show what they take only under the cut; others are as they were when it was made.
+            let stands_by = |peer: &PeerId| view.plan.stage_of(*peer).is_none();
+            let others = lead.decided.iter().filter(|(peer, _)| stands_by(peer));
+            let mut then = now.clone();
+            then.extend(others.map(|(peer, pace)| (*peer, *pace)));
+            then
         });
         let ratio = |(peer, pace): (&PeerId, &f32)| Some(pace / then.get(peer)?);
         let ratios: Vec<f32> = now.iter().filter_map(ratio).collect();
@@ -108,7 +102,7 @@ impl Agreement {
                 (least.min(*ratio), most.max(*ratio))
             });
         // Of a single device there is nothing to compare with but its own past.
-        most > CHANGED * if ratios.len() == 1 { 1.0 } else { least }
+        lead.missed || most > CHANGED * if ratios.len() == 1 { 1.0 } else { least }
     }
 
     fn recent_broken_promises(&mut self) -> usize {
@@ -118,10 +112,11 @@ impl Agreement {
         self.broken_promises.len()
     }
 
-    /// A view with another cut while all hosts live was adopted: what it promises is looked at once it has settled.
+    /// A view was adopted: what its cut promises is looked at once it has settled.
     pub(in super::super) fn expect_of(&mut self, view: &View) {
-        self.promise = self.planner.step_us(&view.plan, &self.candidates());
-        self.has_recut = true;
+        let candidates = self.candidates();
+        self.lead.promise = self.planner.step_us(&view.plan, &candidates);
+        self.lead.decided = paces(&candidates);
     }
 
     pub(super) fn recut(&mut self, best: Planned) {
@@ -141,4 +136,17 @@ impl Agreement {
             self.propose(best.plan, line, Some(view.stamp));
         }
     }
+}
+
+/// Microseconds that all blocks take each device, as far as known.
+fn paces(candidates: &[Candidate]) -> BTreeMap<PeerId, f32> {
+    let pace = |candidate: &Candidate| {
+        let blocks = &candidate.profile.as_ref()?.blocks;
+        let profiled: f32 = blocks
+            .iter()
+            .map(|time| time.forward_us + time.backward_us)
+            .sum();
+        Some((candidate.peer, profiled * candidate.slowdown))
+    };
+    candidates.iter().filter_map(pace).collect()
 }

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use super::super::planner::CutPlanner;
 use super::super::prepare::{self, Prepared};
 use super::super::worker::{self, Worker};
+use super::standby::Standby;
 use super::{Done, Driver, Running};
 use crate::run::journal::Entry;
 
@@ -63,6 +64,7 @@ impl Driver {
             file.strategy
                 .pipeline
                 .agreement(facts.n_blocks(), file.start.peers, file.stop.steps);
+        let standby = Standby::new(measured.clone());
         let planner = CutPlanner::new(Arc::clone(&facts), measured);
         let me = self.context.net.local();
         let agreement = Agreement::new(
@@ -115,6 +117,7 @@ impl Driver {
             events,
             saved: (Instant::now(), newest),
             saving: false,
+            standby,
             ended: false,
         });
         for peer in self.connected.clone() {

@@ -6,6 +6,7 @@
 mod beginning;
 mod fetching;
 mod outputs;
+mod standby;
 mod working;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -19,6 +20,7 @@ use skein_gossip::pipeline::message::{DataShape, Message};
 use skein_gossip::time::Tick;
 use skein_gossip::wire::codec;
 use skein_model::data::Splits;
+use skein_model::plan::Profile;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::facts::Facts;
@@ -40,6 +42,7 @@ pub(super) enum Done {
     Fetched(Want, Result<Vec<(u16, State)>, String>),
     Saved(Result<u64, String>),
     Finished(Result<Digest, String>),
+    Measured(Result<Profile, String>),
 }
 
 /// A job that this peer takes part in.
@@ -54,6 +57,7 @@ pub(super) struct Running {
     events: mpsc::Receiver<worker::Event>,
     saved: (Instant, u64),
     saving: bool,
+    standby: standby::Standby,
     /// The thread is gone.
     ended: bool,
 }
@@ -210,6 +214,10 @@ impl Driver {
         match done {
             Done::Loaded(loaded) => {
                 self.loaded = true;
+                if let Some(reason) = &loaded.reason {
+                    let job = self.context.id.short();
+                    tracing::warn!(%job, reason, "no data here; this peer can host every stage but the first");
+                }
                 self.figures.no_data = loaded.reason;
                 self.data = loaded.data;
                 self.shape = loaded.shape.or(self.shape.take());
@@ -219,6 +227,7 @@ impl Driver {
             Done::Prepared(Err(reason)) => self.fail(reason),
             Done::Fetched(want, outcome) => self.on_fetched(want, outcome),
             Done::Saved(outcome) => self.on_saved(outcome),
+            Done::Measured(measured) => self.on_measured(measured),
             Done::Finished(Ok(digest)) => {
                 self.figures.finished(digest);
                 self.input(Input::Finished(digest));
@@ -296,6 +305,7 @@ impl Driver {
         self.journal.flush();
         self.context.blobs.expire();
         self.save_if_due();
+        self.time_if_standing_by();
         let Some(running) = &self.running else { return };
         let samples = running.agreement.step() * u64::from(running.facts.batch);
         self.figures.sample_rate(samples);

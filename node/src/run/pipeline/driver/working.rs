@@ -82,9 +82,11 @@ impl Driver {
             links: Default::default(),
             view: step.view,
         });
+        let known = self.running.as_ref();
+        let known = known.map_or(1.0, |running| running.agreement.own_beat().slowdown);
         self.input(Input::Stepped {
             step: step.step,
-            slowdown: step.slowdown,
+            slowdown: step.slowdown.unwrap_or(known),
             contribution,
         });
     }

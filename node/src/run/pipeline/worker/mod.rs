@@ -86,7 +86,7 @@ pub(super) struct Step {
     pub(super) computing: Duration,
     pub(super) waiting: Duration,
     /// By how much blocks take longer than profiled.
-    pub(super) slowdown: f32,
+    pub(super) slowdown: Option<f32>,
     pub(super) bytes_in: u64,
     pub(super) bytes_out: u64,
 }

@@ -1,18 +1,20 @@
 //! What steps take a stage, beside what its profile says.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use skein_gossip::pipeline::message::BlockTime;
 
-/// Weight of a step in the running figure: a device that is slowed is seen within a few steps, and one slow step is no news.
-const WEIGHT: f32 = 0.3;
+/// Steps of which the middle one counts: a device that is slowed is seen after three, and two slow steps are no news.
+const STEPS: usize = 5;
 
 /// See the module's header.
 #[derive(Debug)]
 pub(super) struct Speed {
     /// Seconds of a step's passes by the profile.
     profiled: f64,
-    slowdown: Option<f32>,
+    /// Of the last steps; none until the first, which makes room for all that follow, is over.
+    ratios: Option<VecDeque<f32>>,
     computing: Duration,
     waiting: Duration,
 }
@@ -26,7 +28,7 @@ impl Speed {
             .sum();
         Self {
             profiled: sum * f64::from(micro_batches) / 1e6,
-            slowdown: None,
+            ratios: None,
             computing: Duration::ZERO,
             waiting: Duration::ZERO,
         }
@@ -42,19 +44,24 @@ impl Speed {
         self.waiting += time;
     }
 
-    /// A step is made: what it computed and waited, and by how much the stage is slower than profiled.
-    pub(super) fn stepped(&mut self) -> (Duration, Duration, f32) {
+    /// A step is made: what it computed and waited, and by how much the stage is slower than profiled, once that is known.
+    pub(super) fn stepped(&mut self) -> (Duration, Duration, Option<f32>) {
         let (computing, waiting) = (
             std::mem::take(&mut self.computing),
             std::mem::take(&mut self.waiting),
         );
         let ratio = computing.as_secs_f64() / self.profiled;
+        let Some(ratios) = &mut self.ratios else {
+            self.ratios = Some(VecDeque::with_capacity(STEPS));
+            return (computing, waiting, None);
+        };
         if ratio.is_finite() && ratio > 0.0 {
-            let ratio = ratio as f32;
-            let slowdown = self.slowdown.get_or_insert(ratio);
-            *slowdown += WEIGHT * (ratio - *slowdown);
+            ratios.truncate(STEPS - 1);
+            ratios.push_front(ratio as f32);
         }
-        (computing, waiting, self.slowdown.unwrap_or(1.0))
+        let mut sorted: Vec<f32> = ratios.iter().copied().collect();
+        sorted.sort_by(f32::total_cmp);
+        (computing, waiting, sorted.get(sorted.len() / 2).copied())
     }
 }
 
@@ -74,16 +81,21 @@ mod tests {
             speed.waited(Duration::from_millis(5));
             speed.stepped()
         };
-        assert_eq!(step(12).2, 1.0);
-        let slowdowns: Vec<f32> = (0..6).map(|_| step(36).2).collect();
-        assert!(slowdowns[5] > 2.7 && slowdowns[0] < 2.0, "{slowdowns:?}");
+        assert_eq!(step(99).2, None, "the first counts for nothing");
+        for _ in 0..9 {
+            assert_eq!(step(12).2, Some(1.0));
+        }
+        let slowdowns = [36, 36, 36, 36].map(|ms| step(ms).2);
+        assert_eq!(slowdowns, [1.0, 1.0, 3.0, 3.0].map(Some));
         assert_eq!(step(36).1, Duration::from_millis(5));
     }
 
     #[test]
     fn without_a_profile_nothing_is_slow() {
         let mut speed = Speed::new(&[], 4);
-        speed.computed(Duration::from_millis(9));
-        assert_eq!(speed.stepped().2, 1.0);
+        for _ in 0..3 {
+            speed.computed(Duration::from_millis(9));
+            assert_eq!(speed.stepped().2, None);
+        }
     }
 }
