@@ -14,9 +14,9 @@ use crate::random::Stream;
 use crate::stage::{Activation, Input, Stage, StageError, boundary_bytes, kept_bytes};
 
 /// Times every block, forward and backward, with micro-batches of `micro_batch` samples and half as many, `repetitions`
-/// times each. Blocks are told apart by medians of the processor's time, which stalls do not touch: a device whose share of a core
-/// is limited stands still in some passes and not in others. All of them are scaled so that they add up to the time on the wall
-/// that the passes took. Holds the memory of one block at a time.
+/// times each. Blocks are told apart by the least time of the processor, which stalls do not touch and to which what else runs there can
+/// only add: a device whose share of a core is limited stands still in some passes and not in others. All of them are scaled
+/// by what passes took on the wall. Holds the memory of one block at a time.
 ///
 /// # Errors
 /// A model that cannot be built or cut at every block; a micro-batch too small for it.
@@ -94,7 +94,7 @@ fn samples(layout: &Layout, n: usize) -> Result<(Batch, Vec<i64>), StageError> {
     Ok((Batch::new(x, Tensor::f_from_slice(&labels)?), labels))
 }
 
-/// Median seconds of the processor.
+/// Least seconds of the processor.
 #[derive(Clone, Copy, Debug, Default)]
 struct Passes {
     forward: f64,
@@ -179,7 +179,7 @@ fn time_passes(
         }
     }
     *input = output;
-    let [forward, backward, update] = all.map(median);
+    let [forward, backward, update] = all.map(least);
     Ok(Passes {
         forward,
         backward,
@@ -187,9 +187,8 @@ fn time_passes(
     })
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
+fn least(values: Vec<f64>) -> f64 {
+    values.into_iter().reduce(f64::min).unwrap_or(0.0)
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use super::facts::{self, Facts};
 use super::store::{self, Copies};
 use crate::job::JobFile;
 
-/// Passes per block and size of which the middle one counts.
-const PASSES: usize = 3;
+/// Passes per block and size of which the fastest counts.
+const PASSES: usize = 5;
 
 /// What can be said before the shape of the data is known.
 #[derive(Debug)]

@@ -39,12 +39,12 @@ pub(super) struct Lead {
     in_effect: Option<(Tick, u64)>,
     /// Microseconds of a step that the cut promised, until they are measured.
     promise: Option<f64>,
-    /// Steps take much more or less than it promised.
-    missed: bool,
     /// Microseconds that all blocks took each device when the cut was made,
     decided: BTreeMap<PeerId, f32>,
-    /// and once it had settled.
-    settled: Option<BTreeMap<PeerId, f32>>,
+    /// and once it had settled,
+    settled: BTreeMap<PeerId, f32>,
+    /// which was something else.
+    misjudged: bool,
     /// When this peer noticed that it had been away: what it knows of the others is old.
     was_away: Option<Tick>,
 }

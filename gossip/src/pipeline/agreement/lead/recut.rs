@@ -13,10 +13,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A new cut must have been better so often in a row, and by this much, to count: measured times vary.
 const LOOKS: u32 = 2;
 const GAIN: f64 = 0.15;
-/// Each new cut within this time that did not keep its promise doubles what the next one must gain.
+/// Each new cut within this time that did not keep its promise makes what the next one must gain so many times as much.
 const REMEMBERED: Duration = Duration::from_secs(120);
-/// A device has changed when it is this many times as slow or as fast as it was, beside the others.
+const BROKEN: f64 = 1.5;
+/// A device has changed when it is this many times as slow or as fast as it was, beside the others,
 const CHANGED: f32 = 1.3;
+/// and was misjudged when it is under a new cut: what blocks take depends on the cut in ways that no profile has.
+const MISJUDGED: f32 = 1.5;
 /// From the first step under a new view on a better cut is not looked for so long, and for so many steps: what they take must be
 /// known first.
 const SETTLED: Duration = Duration::from_secs(3);
@@ -39,11 +42,11 @@ impl Agreement {
         }
         let candidates = self.candidates();
         let now_us = self.planner.step_us(&view.plan, &candidates)?;
-        self.keep_promise(view, now_us);
+        self.has_settled(view, now_us, &candidates);
         let has_newcomer = candidates
             .iter()
             .any(|candidate| candidate.profile.is_some() && !view.has(candidate.peer));
-        if !self.has_changed(view, &candidates) && !has_newcomer {
+        if !self.has_changed(&candidates) && !has_newcomer {
             self.lead.better = 0;
             return None;
         }
@@ -55,7 +58,7 @@ impl Agreement {
         } else {
             self.recent_broken_promises().min(8)
         };
-        let gain = 1.0 + GAIN * f64::from(1u32 << n_broken);
+        let gain = 1.0 + GAIN * BROKEN.powi(n_broken as i32);
         let pays =
             best.plan != view.plan && now_us > gain * best.step_us && saved > pause.as_secs_f64();
         self.lead.better = if pays { self.lead.better + 1 } else { 0 };
@@ -69,40 +72,29 @@ impl Agreement {
         now.since(since) >= SETTLED && step >= from + SETTLED_STEPS
     }
 
-    /// Looks once at whether steps take what the cut had promised.
-    fn keep_promise(&mut self, view: &View, now_us: f64) {
+    /// Looks once, when a view has settled, at what its cut had promised.
+    fn has_settled(&mut self, view: &View, now_us: f64, candidates: &[Candidate]) {
         let Some(promised) = self.lead.promise.take() else {
             return;
         };
-        let is_broken = now_us > (1.0 + GAIN) * promised;
-        self.lead.missed = is_broken || promised > (1.0 + GAIN) * now_us;
-        if is_broken && view.after.is_some() {
+        if now_us > (1.0 + GAIN) * promised && view.after.is_some() {
             self.broken_promises.push(self.now);
         }
+        let now = paces(candidates);
+        let lead = &mut self.lead;
+        lead.misjudged = spread(&lead.decided, &now) > MISJUDGED;
+        // Hosts show what they take only under the cut; others are as they were when it was made.
+        let stands_by = |peer: &PeerId| view.plan.stage_of(*peer).is_none();
+        let others = lead.decided.iter().filter(|(peer, _)| stands_by(peer));
+        let others: Vec<(PeerId, f32)> = others.map(|(peer, pace)| (*peer, *pace)).collect();
+        lead.settled = now;
+        lead.settled.extend(others);
     }
 
     /// Whether devices are not what the cut was made for, or one has become slower or faster beside the others since. In one and the
-    /// same state another cut is not worth a look: what a step takes depends on the cut in ways that no profile has.
-    fn has_changed(&mut self, view: &View, candidates: &[Candidate]) -> bool {
-        let now = paces(candidates);
-        let lead = &mut self.lead;
-        let then = lead.settled.get_or_insert_with(|| {
-            // Hosts show what they take only under the cut; others are as they were when it was made.
-            let stands_by = |peer: &PeerId| view.plan.stage_of(*peer).is_none();
-            let others = lead.decided.iter().filter(|(peer, _)| stands_by(peer));
-            let mut then = now.clone();
-            then.extend(others.map(|(peer, pace)| (*peer, *pace)));
-            then
-        });
-        let ratio = |(peer, pace): (&PeerId, &f32)| Some(pace / then.get(peer)?);
-        let ratios: Vec<f32> = now.iter().filter_map(ratio).collect();
-        let (least, most) = ratios
-            .iter()
-            .fold((f32::MAX, 0.0f32), |(least, most), ratio| {
-                (least.min(*ratio), most.max(*ratio))
-            });
-        // Of a single device there is nothing to compare with but its own past.
-        lead.missed || most > CHANGED * if ratios.len() == 1 { 1.0 } else { least }
+    /// same state another cut is not worth a look.
+    fn has_changed(&self, candidates: &[Candidate]) -> bool {
+        self.lead.misjudged || spread(&self.lead.settled, &paces(candidates)) > CHANGED
     }
 
     fn recent_broken_promises(&mut self) -> usize {
@@ -149,4 +141,15 @@ fn paces(candidates: &[Candidate]) -> BTreeMap<PeerId, f32> {
         Some((candidate.peer, profiled * candidate.slowdown))
     };
     candidates.iter().filter_map(pace).collect()
+}
+
+/// By how much one device changed beside another, from paces `then` to paces `now`.
+fn spread(then: &BTreeMap<PeerId, f32>, now: &BTreeMap<PeerId, f32>) -> f32 {
+    let ratios = now
+        .iter()
+        .filter_map(|(peer, pace)| Some(pace / then.get(peer)?));
+    let (least, most) = ratios.fold((f32::MAX, 0.0f32), |(least, most), ratio| {
+        (least.min(ratio), most.max(ratio))
+    });
+    most / least
 }
