@@ -17,6 +17,7 @@ impl Agreement {
             return;
         }
         self.count_setback(&view);
+        let candidates = self.candidates();
         let before = self.view.replace(Arc::clone(&view));
         let before = before.filter(|before| view.after == Some(before.stamp));
         let must_go_on = before
@@ -42,7 +43,7 @@ impl Agreement {
         self.switching = None;
         self.chose_last = false;
         self.lead.adopted(self.now);
-        self.expect_of(&view);
+        self.expect_of(&view, &candidates);
         self.paused = None;
         self.is_news = true;
         self.outputs.push_back(if goes_on {

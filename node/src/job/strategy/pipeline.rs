@@ -22,8 +22,8 @@ pub struct Pipeline {
     pub recut: Cutting,
     /// Copies of each stage on other peers, 0 to 16. Default 2: two peers may be lost at once.
     pub copies: u32,
-    /// Steps between two copies, 1 or more; more where the links do not carry them that fast. Default: as often as takes an eighth of
-    /// the time, and not more often than every ten steps; stages are slower while they copy, by a third in `netem/scenarios/`.
+    /// Steps between two copies, 1 or more; more where the links do not carry them that fast. Default: as often as costs a twentieth of
+    /// the time, which is measured, and not more often than every ten steps.
     pub copy_every: Option<u64>,
     /// Number format of activations and gradients between stages. Default `f32`, which is exact.
     pub values: Precision,

@@ -1,5 +1,6 @@
 //! What the steward does: sees that a new view is needed, and proposes it.
 
+mod blocks;
 mod recut;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use super::{Agreement, Candidate, Cutting, Planned};
 use crate::ids::PeerId;
 use crate::time::Tick;
 use crate::view::Stamp;
+use blocks::BlockFactors;
 
 /// Steps are saved for at least this long, as far as anybody knows; a move must cost less.
 const HORIZON: Duration = Duration::from_secs(60);
@@ -45,6 +47,8 @@ pub(super) struct Lead {
     settled: BTreeMap<PeerId, f32>,
     /// which was something else.
     misjudged: bool,
+    /// Kept over views.
+    factors: BlockFactors,
     /// When this peer noticed that it had been away: what it knows of the others is old.
     was_away: Option<Tick>,
 }
@@ -54,6 +58,7 @@ impl Lead {
         *self = Self {
             adopted: Some(now),
             progress: (0, Some(now)),
+            factors: std::mem::take(&mut self.factors),
             was_away: self.was_away,
             ..Self::default()
         };
@@ -236,7 +241,7 @@ impl Agreement {
         Duration::try_from_secs_f64(bytes as f64 / rate).unwrap_or(HORIZON)
     }
 
-    /// The peers that a plan may use.
+    /// The peers that a plan may use, with what steps have shown of them.
     pub fn candidates(&self) -> Vec<Candidate> {
         let candidate = |peer: PeerId| match self.heard.get(&peer) {
             Some(heard) => Candidate {
@@ -252,7 +257,14 @@ impl Agreement {
                 slowdown: self.own.slowdown,
             },
         };
-        self.crew().into_iter().map(candidate).collect()
+        let plan = self.view.as_ref().map(|view| &view.plan);
+        let corrected = |candidate: Candidate| {
+            let stage = plan.and_then(|plan| plan.stage_of(candidate.peer));
+            let stage = stage.map(|(_, stage)| stage.blocks.clone());
+            self.lead.factors.applied(candidate, stage)
+        };
+        let crew = self.crew().into_iter();
+        crew.map(candidate).map(corrected).collect()
     }
 
     fn recover(&mut self) {

@@ -16,16 +16,18 @@ const GAIN: f64 = 0.15;
 /// Each new cut within this time that did not keep its promise makes what the next one must gain so many times as much.
 const REMEMBERED: Duration = Duration::from_secs(120);
 const BROKEN: f64 = 1.5;
-/// A device has changed when it is this many times as slow or as fast as it was, beside the others,
+/// A device has changed when it is this many times as slow or as fast as it was, beside the others.
 const CHANGED: f32 = 1.3;
-/// and was misjudged when it is under a new cut: what blocks take depends on the cut in ways that no profile has.
-const MISJUDGED: f32 = 1.5;
+/// As much under a new cut is laid on its blocks, unless it is more than this: then it is the device all the same.
+const MISJUDGED: f32 = 2.0;
 /// From the first step under a new view on a better cut is not looked for so long, and for so many steps: what they take must be
 /// known first.
 const SETTLED: Duration = Duration::from_secs(3);
 const SETTLED_STEPS: u64 = 3;
-/// Least time between the proposal of a new cut and its line.
+/// Least time between the proposal of a new cut and the last moment at which the first stage can still mark its line.
 const NOTICE: Duration = Duration::from_millis(700);
+/// The step in work and the one that follows it may be under way without the mark.
+const UNMARKED: u64 = 2;
 
 impl Agreement {
     pub(super) fn better_cut(&mut self, view: &View) -> Option<Reason> {
@@ -43,6 +45,7 @@ impl Agreement {
         let candidates = self.candidates();
         let now_us = self.planner.step_us(&view.plan, &candidates)?;
         self.has_settled(view, now_us, &candidates);
+        let candidates = self.candidates();
         let has_newcomer = candidates
             .iter()
             .any(|candidate| candidate.profile.is_some() && !view.has(candidate.peer));
@@ -81,14 +84,22 @@ impl Agreement {
             self.broken_promises.push(self.now);
         }
         let now = paces(candidates);
-        let lead = &mut self.lead;
-        lead.misjudged = spread(&lead.decided, &now) > MISJUDGED;
+        let off = spread(&self.lead.decided, &now);
+        self.lead.misjudged = off > CHANGED;
+        if off <= MISJUDGED {
+            for stage in &view.plan.stages {
+                let host = (self.lead.decided.get(&stage.host), now.get(&stage.host));
+                if let (Some(decided), Some(now)) = host {
+                    self.lead.factors.learn(stage.blocks.clone(), now / decided);
+                }
+            }
+        }
         // Hosts show what they take only under the cut; others are as they were when it was made.
-        let stands_by = |peer: &PeerId| view.plan.stage_of(*peer).is_none();
-        let others = lead.decided.iter().filter(|(peer, _)| stands_by(peer));
-        let others: Vec<(PeerId, f32)> = others.map(|(peer, pace)| (*peer, *pace)).collect();
-        lead.settled = now;
-        lead.settled.extend(others);
+        let hosts = paces(&self.candidates());
+        let is_host = |peer: &PeerId| view.plan.stage_of(*peer).is_some();
+        let hosts = hosts.into_iter().filter(|(peer, _)| is_host(peer));
+        self.lead.settled.clone_from(&self.lead.decided);
+        self.lead.settled.extend(hosts);
     }
 
     /// Whether devices are not what the cut was made for, or one has become slower or faster beside the others since. In one and the
@@ -104,11 +115,10 @@ impl Agreement {
         self.broken_promises.len()
     }
 
-    /// A view was adopted: what its cut promises is looked at once it has settled.
-    pub(in super::super) fn expect_of(&mut self, view: &View) {
-        let candidates = self.candidates();
-        self.lead.promise = self.planner.step_us(&view.plan, &candidates);
-        self.lead.decided = paces(&candidates);
+    /// A view was adopted, and candidates were these: what its cut promises is looked at once it has settled.
+    pub(in super::super) fn expect_of(&mut self, view: &View, candidates: &[Candidate]) {
+        self.lead.promise = self.planner.step_us(&view.plan, candidates);
+        self.lead.decided = paces(candidates);
     }
 
     pub(super) fn recut(&mut self, best: Planned) {
@@ -122,8 +132,8 @@ impl Agreement {
             .unwrap_or(best.step_us)
             .max(1.0);
         let notice = NOTICE + self.move_time(&view.plan, &best.plan, &candidates);
-        let steps = (notice.as_micros() as f64 / step_us).ceil().clamp(2.0, 1e6) as u64;
-        let line = self.step() + steps;
+        let steps = (notice.as_micros() as f64 / step_us).ceil().clamp(1.0, 1e6) as u64;
+        let line = self.step() + UNMARKED + steps;
         if self.own.last_step.is_none_or(|last| line < last) {
             self.propose(best.plan, line, Some(view.stamp));
         }

@@ -142,6 +142,7 @@ impl Work {
         let began = Instant::now();
         self.stage.apply().map_err(failed)?;
         self.speed.computed(began.elapsed());
+        self.rest.stepped(Instant::now());
         let (computing, waiting, slowdown) = self.speed.stepped();
         let loss = std::mem::take(&mut self.loss) as f32;
         worker.tell(Event::Stepped(Step {
@@ -158,7 +159,7 @@ impl Work {
     }
 
     fn copy(&mut self, worker: &mut Worker, step: u64) -> Result<(), Stop> {
-        self.copied = Some(Instant::now());
+        self.rest.copying(Instant::now());
         let state = |block: u16| {
             let mut bytes = Vec::new();
             self.stage

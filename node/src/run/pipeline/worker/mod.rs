@@ -3,6 +3,7 @@
 //! In: frames of neighbouring stages and [`Command`]s of the driver. Out: frames to neighbours, [`Event`]s to the driver.
 
 mod compute;
+mod rest;
 mod speed;
 mod work;
 

@@ -14,11 +14,10 @@ use tokio::sync::mpsc;
 
 use super::super::outbox::Outbox;
 use super::super::store::State;
+use super::rest::Rest;
 use super::speed::Speed;
 use super::{Command, Stop, Worker};
 
-/// Copying takes one part of the time where the job does not say how often, and this many it does not.
-const REST: u32 = 7;
 /// Share of the time that looks may take where the job does not say how often.
 const LOOK_SHARE: f64 = 0.05;
 
@@ -48,9 +47,7 @@ pub(super) struct Work {
     pub(super) bytes_out: u64,
     pub(super) step_samples: u64,
     pub(super) look_began: Option<Instant>,
-    /// When the newest line was copied here, and until when there is none.
-    pub(super) copied: Option<Instant>,
-    pub(super) rests_until: Option<Instant>,
+    pub(super) rest: Rest,
     pub(super) last_look: Option<(Instant, Duration)>,
 }
 
@@ -102,8 +99,7 @@ impl Work {
             bytes_out: 0,
             step_samples: 0,
             look_began: None,
-            copied: None,
-            rests_until: None,
+            rest: Rest::default(),
             last_look: None,
             view,
         })
@@ -121,24 +117,17 @@ impl Work {
             .is_some_and(|stage| stage.host == from)
     }
 
-    /// The newest line has its copies: by default there is none for seven times as long as that took.
+    /// The newest line has its copies: by default there is none for a while.
     pub(super) fn copies_made(&mut self, step: u64, worker: &Worker) {
         self.flow.set_safe(step);
-        if worker.facts.pipeline.copy_every.is_none()
-            && let Some(copied) = self.copied.take()
-        {
-            self.rests_until = Some(Instant::now() + REST * copied.elapsed());
+        if self.rest.copied(Instant::now()) && worker.facts.pipeline.copy_every.is_none() {
             self.flow.rest_lines(true);
         }
     }
 
     /// Lines may be made again.
     pub(super) fn end_rest(&mut self) {
-        if self
-            .rests_until
-            .is_some_and(|until| until <= Instant::now())
-        {
-            self.rests_until = None;
+        if self.rest.ends(Instant::now()) {
             self.flow.rest_lines(false);
         }
     }
