@@ -10,12 +10,15 @@ use crate::ids::PeerId;
 
 /// How often a better cut is looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A new cut must have been better so often in a row, and by this much, to count: measured times vary.
-const LOOKS: u32 = 2;
-const GAIN: f64 = 0.15;
-/// Each new cut within this time that did not keep its promise makes what the next one must gain so many times as much.
+/// A new cut must be better by this much to count, and so often in a row: measured times vary.
+const GAIN: f64 = 1.15;
+const LOOKS: u32 = 8;
+/// One that is better by so much counts after fewer looks.
+const LARGE_GAIN: f64 = 1.3;
+const FEW_LOOKS: u32 = 2;
+/// Each new cut within this time that did not keep its promise doubles the looks that the next one takes, up to so many.
 const REMEMBERED: Duration = Duration::from_secs(120);
-const BROKEN: f64 = 1.5;
+const MOST_LOOKS: u32 = 30;
 /// A device has changed when it is this many times as slow or as fast as it was, beside the others.
 const CHANGED: f32 = 1.3;
 /// As much under a new cut is laid on its blocks, unless it is more than this: then it is the device all the same.
@@ -56,16 +59,15 @@ impl Agreement {
         let best = self.planner.plan(&candidates).ok()?;
         let pause = self.move_time(&view.plan, &best.plan, &candidates);
         let saved = HORIZON.as_secs_f64() * (1.0 - best.step_us / now_us.max(1.0));
-        let n_broken = if has_newcomer {
-            0
-        } else {
-            self.recent_broken_promises().min(8)
-        };
-        let gain = 1.0 + GAIN * BROKEN.powi(n_broken as i32);
-        let pays =
-            best.plan != view.plan && now_us > gain * best.step_us && saved > pause.as_secs_f64();
+        let gain = now_us / best.step_us.max(1.0);
+        let pays = best.plan != view.plan && gain > GAIN && saved > pause.as_secs_f64();
         self.lead.better = if pays { self.lead.better + 1 } else { 0 };
-        (self.lead.better >= LOOKS).then_some(Reason::Better(best))
+        let looks = match gain > LARGE_GAIN || has_newcomer {
+            true => FEW_LOOKS,
+            false => LOOKS,
+        };
+        let n_broken = self.recent_broken_promises().min(8) as u32;
+        (self.lead.better >= (looks << n_broken).min(MOST_LOOKS)).then_some(Reason::Better(best))
     }
 
     /// Whether what steps take under the view is known by now.
@@ -80,7 +82,7 @@ impl Agreement {
         let Some(promised) = self.lead.promise.take() else {
             return;
         };
-        if now_us > (1.0 + GAIN) * promised && view.after.is_some() {
+        if now_us > GAIN * promised && view.after.is_some() {
             self.broken_promises.push(self.now);
         }
         let now = paces(candidates);
