@@ -21,6 +21,7 @@ impl Agreement {
         let (standing, ending) = match &self.phase {
             Phase::Preparing => (Standing::Preparing, None),
             Phase::Unable(reason) => (Standing::Unable(reason.clone()), None),
+            Phase::Ready(holding) if self.left.is_some() => (Standing::Again(*holding), None),
             Phase::Ready(holding) => (Standing::Ready(*holding), None),
             Phase::Syncing(_) => (Standing::Syncing, None),
             Phase::Training => (Standing::Training, None),
@@ -168,6 +169,9 @@ impl Agreement {
         };
         if tells {
             let view = view.clone();
+            // Of two lines a view counts where its teller is known to be in it.
+            let beat = self.say();
+            self.outputs.push_back(Output::SendBeat(peer, beat));
             self.outputs.push_back(Output::SendView(peer, view));
         }
         if self.lagging.len() < membership::MAX_PEERS || self.lagging.contains_key(&peer) {
@@ -193,7 +197,7 @@ impl Agreement {
                 is_news |= self.n_behind == 0;
             }
         }
-        let is_ready = matches!(beat.standing, Standing::Ready(_));
+        let is_ready = beat.standing.holding().is_some();
         self.start.heard(now, from, is_ready);
         if let Some(before) = before
             && (before.instance != beat.instance
@@ -234,5 +238,5 @@ fn says_more(before: &Beat, beat: &Beat) -> bool {
         || before.standing != beat.standing
         || before.view.is_some() != beat.view.is_some()
         || before.ending != beat.ending
-        || (matches!(beat.standing, Standing::Ready(_)) && before.view != beat.view)
+        || (beat.standing.holding().is_some() && before.view != beat.view)
 }

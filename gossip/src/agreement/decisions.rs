@@ -102,7 +102,7 @@ impl Agreement {
     /// Whoever held the state is gone: starts anew from the best that is left.
     fn start_anew(&mut self, now: Tick) {
         if let Phase::Syncing(holds) = self.phase {
-            self.set_view(None);
+            self.leave_view();
             self.set_phase(now, Phase::Ready(holds));
             self.outputs.push_back(Output::Pause { lost_samples: 0 });
         }
@@ -133,7 +133,7 @@ impl Agreement {
             false => self.joiners(now, &view, gone.len(), now < recent_until),
         };
         if !gone.is_empty() || !joiners.is_empty() {
-            let mut change = view.change(self.me, &gone, &joiners, self.admission_step());
+            let mut change = view.change(self.next_stamp(&view), &gone, &joiners, self.admission_step());
             self.share_out(&view, &mut change);
             self.propose_change(now, change);
             return next;
@@ -173,7 +173,7 @@ impl Agreement {
         joiners
     }
 
-    fn work_of(&self, peer: PeerId, instance: u64) -> Contribution {
+    pub(super) fn work_of(&self, peer: PeerId, instance: u64) -> Contribution {
         let kept = self.instances.get(&(peer, instance)).copied();
         let heard = self
             .heard
