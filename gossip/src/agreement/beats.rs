@@ -169,9 +169,6 @@ impl Agreement {
         };
         if tells {
             let view = view.clone();
-            // Of two lines a view counts where its teller is known to be in it.
-            let beat = self.say();
-            self.outputs.push_back(Output::SendBeat(peer, beat));
             self.outputs.push_back(Output::SendView(peer, view));
         }
         if self.lagging.len() < membership::MAX_PEERS || self.lagging.contains_key(&peer) {

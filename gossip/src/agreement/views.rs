@@ -18,7 +18,11 @@ impl Agreement {
             .filter(|member| member.instance == self.instance)
             .copied();
         match (&self.view, mine) {
-            (None, Some(_)) if matches!(self.phase, Phase::Ready(_)) => self.adopt(now, view),
+            (None, Some(_)) if matches!(self.phase, Phase::Ready(_)) => {
+                if self.is_of_use(now, &view) {
+                    self.adopt(now, view);
+                }
+            }
             (Some(held), _) if held.stamp == view.stamp || !view.wins_over(held) => {}
             (Some(_), Some(_)) => self.adopt(now, view),
             (Some(held), None) => {
@@ -62,12 +66,20 @@ impl Agreement {
         }
     }
 
+    /// Whether there is a state to be had in `view`. Members who all wait for one would tell each other of it for ever.
+    fn is_of_use(&self, now: Tick, view: &View) -> bool {
+        let left = self.left.as_ref().map(|left| left.stamp);
+        (view.is_start() && left != Some(view.stamp)) || self.trains_any(now, view)
+    }
+
     /// A view of another line counts only where `from` last said that it is in it: one that was long on its way may be given up, and
-    /// two sides that compare other views than they hold might each fall out in favour of the other.
+    /// two sides that compare other views than they hold might each fall out in favour of the other. Of many, beats come too seldom
+    /// to tell.
     pub(super) fn is_held_by(&self, from: PeerId, view: &View) -> bool {
         let is_of_this_line = |held: &Arc<View>| view.descends_from(held.stamp);
         let says_so = |beat: &Arc<Beat>| beat.view == Some(view.stamp);
-        self.view.as_ref().is_none_or(is_of_this_line)
+        !self.membership.are_few()
+            || self.view.as_ref().is_none_or(is_of_this_line)
             || self.heard.get(&from).is_some_and(says_so)
     }
 

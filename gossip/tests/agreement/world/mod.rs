@@ -12,7 +12,7 @@ use skein_gossip::batching::power::{Fit, Power};
 use skein_gossip::ids::{Digest, PeerId};
 use skein_gossip::message::Decision;
 use skein_gossip::time::Tick;
-use skein_gossip::view::{Holding, View};
+use skein_gossip::view::{Holding, Stamp, View};
 
 use crate::network::{MS, Network, between};
 
@@ -105,6 +105,8 @@ pub(crate) struct World {
     pub(crate) shared_out: Vec<(u64, u32)>,
     /// The views so far, by number.
     pub(crate) spread: BTreeMap<u64, Spread>,
+    /// The members of each view by its name, which no other may have.
+    named: BTreeMap<Stamp, Vec<PeerId>>,
     /// What the first to close closed with.
     closed_with: Option<Option<Digest>>,
     /// Each side of a network partition may have come to its own end.
@@ -138,6 +140,7 @@ impl World {
             lies: BTreeMap::new(),
             shared_out: Vec::new(),
             spread: BTreeMap::new(),
+            named: BTreeMap::new(),
             closed_with: None,
             may_end_apart: false,
             held: Vec::new(),
@@ -269,6 +272,9 @@ impl World {
     }
 
     fn adopted(&mut self, view: &Arc<View>) {
+        let members: Vec<PeerId> = view.members.iter().map(|member| member.peer).collect();
+        let first = self.named.entry(view.stamp).or_insert(members.clone());
+        assert_eq!(*first, members, "two views named {:?}", view.stamp);
         self.smallest_view = self.smallest_view.min(view.members.len());
         let least = view.members.iter().map(|member| member.batch).min();
         self.shared_out.push((view.global_batch(), least.unwrap()));
