@@ -142,7 +142,12 @@ impl Agreement {
             false => self.joiners(now, &view, gone.len(), now < recent_until),
         };
         if !gone.is_empty() || !joiners.is_empty() {
-            let mut change = view.change(self.next_stamp(&view), &gone, &joiners, self.admission_step());
+            let mut change = view.change(
+                self.next_stamp(&view),
+                &gone,
+                &joiners,
+                self.admission_step(),
+            );
             self.share_out(&view, &mut change);
             self.propose_change(now, change);
             return next;

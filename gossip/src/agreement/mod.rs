@@ -6,9 +6,11 @@
 //! | phase | leaves it when | to |
 //! |---|---|---|
 //! | Preparing | the driver has built the model | Ready |
-//! | Ready | a view with this instance arrives, or it proposes the first | Syncing or Training |
+//! | Ready | a view with this instance arrives in which there is a state to be had, or it proposes a start | Syncing or Training |
 //! | Syncing | the driver has loaded the state | Training |
+//! | Syncing | nobody in the view trains any more | Ready |
 //! | Training | evicted, or its side of a partition lost | Ready |
+//! | Ending | it cannot go on, and does not hold what was decided | Unable |
 //! | Training, Syncing | its own stop condition holds or a member's beat says so | Ending |
 //! | Ending | the steward closed and it holds the weights | Closed |
 //! | any | a beat of a peer that closed, and the weights are fetched | Closed |

@@ -21,7 +21,10 @@ fn all_restart_from_the_checkpoint_and_make_the_steps_since_again() {
         let witness = world.peers.keys().copied().find(|peer| *peer != victim);
         let witness = witness.unwrap();
         let reached = world.peers[&witness].agreement.step();
-        assert!(reached < 150, "seed {seed}: the job is over before the kill");
+        assert!(
+            reached < 150,
+            "seed {seed}: the job is over before the kill"
+        );
         world.kill(victim);
         // Should it come back, it waits for the next restart.
         if seed % 2 == 1 {
@@ -30,14 +33,27 @@ fn all_restart_from_the_checkpoint_and_make_the_steps_since_again() {
         world.run_to_the_end(60 * SECOND);
         world.check_exact();
         assert_eq!(world.n_views(), n_views + 1, "seed {seed}: one more view");
-        let last = world.views.values().max_by_key(|life| life.adopted).unwrap();
+        let last = world
+            .views
+            .values()
+            .max_by_key(|life| life.adopted)
+            .unwrap();
         // What a takeover would go on from is a few steps old; the checkpoint is up to twenty.
         assert!(last.from <= reached, "seed {seed}: {last:?} of {reached}");
         redone += reached - last.from;
-        assert!(last.from + 30 > reached, "seed {seed}: {last:?} of {reached}");
+        assert!(
+            last.from + 30 > reached,
+            "seed {seed}: {last:?} of {reached}"
+        );
         // All had to measure themselves first.
-        assert!(last.adopted >= at + 300 * MS, "seed {seed}: {last:?}, killed at {at}");
-        assert!(world.steps_made >= 150 + reached - last.from - 2, "seed {seed}");
+        assert!(
+            last.adopted >= at + 300 * MS,
+            "seed {seed}: {last:?}, killed at {at}"
+        );
+        assert!(
+            world.steps_made >= 150 + reached - last.from - 2,
+            "seed {seed}"
+        );
     }
     assert!(redone > 5 * seeds(40).count() as u64, "{redone} in all");
 }
