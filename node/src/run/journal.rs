@@ -187,6 +187,8 @@ pub enum Entry<'a> {
         /// Samples of this side of a partition that do not go into the model.
         lost_samples: u64,
     },
+    /// A host of the pipeline fell out, and all restart from their disks.
+    Restarting {},
     /// A checkpoint was written.
     Checkpoint {
         /// Its step.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::copies::Holding;
 use super::super::message::{Beat, MAX_MEMBERS, Profile, Standing, View};
-use super::{Agreement, Heard, Output};
+use super::{Agreement, Cutting, Heard, Output};
 use crate::ids::PeerId;
 use crate::view::Stamp;
 
@@ -109,6 +109,9 @@ impl Agreement {
             told_view: None,
             is_old: false,
         });
+        if self.config.cutting == Cutting::Restart && beat.standing == Standing::Preparing {
+            heard.profile = None;
+        }
         (heard.beat, heard.holding, heard.is_old) = (beat, holding, false);
         self.tell_view(peer, stamp);
     }

@@ -83,6 +83,9 @@ pub enum Output {
     /// [`Config::is_exact`](super::Config::is_exact)), drop copies of steps beyond the view's line and let
     /// fetches under way fail, unless its `after` is set.
     Halt(Arc<View>),
+    /// Stop what is under way, forget all copies in memory, measure the device again and read the copies on disk; then report
+    /// `Prepared`.
+    Restart,
     /// There is a new view, which begins at a line to come: the one before goes on until then.
     Until(Arc<View>),
     /// All blocks of the own stage are held at the view's line, and all hosts beside it are connected: load them, then report

@@ -12,6 +12,7 @@ mod events;
 mod lead;
 mod lines;
 mod place;
+mod restart;
 mod wants;
 
 pub use events::{Candidate, Input, Output, Planned, Planner, Want};
@@ -60,6 +61,8 @@ pub enum Cutting {
     Static,
     /// Never: the neighbour of a host that falls out takes its blocks (ResPipe, a baseline).
     Absorb,
+    /// When a host falls out all restart: they measure themselves anew, and go on from the checkpoint on disk (a baseline).
+    Restart,
 }
 
 /// Beats of a pipeline: a host that dies without closing its connection is missed within a second. Two lost segments in a row
@@ -141,6 +144,8 @@ pub struct Agreement {
     view: Option<Arc<View>>,
     /// The view before, where it goes on until the line at which `view` begins.
     previous: Option<Arc<View>>,
+    /// The view that was given up for a restart.
+    restarted: Option<Stamp>,
     switching: Option<Stamp>,
     fed: Option<Stamp>,
     lead: Lead,
@@ -195,6 +200,7 @@ impl Agreement {
             own,
             view: None,
             previous: None,
+            restarted: None,
             switching: None,
             fed: None,
             lead: Lead::default(),
@@ -259,6 +265,8 @@ impl Agreement {
                 self.own.slowdown = believed(slowdown);
                 self.own.contribution = contribution;
             }
+            // Made or fetched before a restart.
+            Input::Copied { .. } if self.own.standing == Standing::Preparing => {}
             Input::Copied { step, blocks } => {
                 self.own
                     .holding
@@ -311,6 +319,7 @@ impl Agreement {
     /// Everything that follows from what is known now.
     fn settle(&mut self) {
         self.miss_hosts();
+        self.restart();
         self.lead();
         self.count_copies();
         self.take_place();

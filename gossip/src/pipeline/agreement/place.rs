@@ -76,6 +76,7 @@ impl Agreement {
         };
         if !self.own.in_place
             && self.switching != Some(view.stamp)
+            && !self.has_restarted(&view)
             && self.own.standing == Standing::Ready
         {
             match view.plan.stage_of(self.me) {
@@ -132,7 +133,8 @@ impl Agreement {
     }
 
     pub(super) fn on_in_place(&mut self, stamp: Stamp) {
-        if self.view.as_ref().is_some_and(|view| view.stamp == stamp) && !self.own.in_place {
+        let holds = self.view.as_ref().is_some_and(|view| view.stamp == stamp);
+        if holds && !self.own.in_place && self.restarted != Some(stamp) {
             self.own.in_place = true;
             self.own.step = self.view.as_ref().map_or(0, |view| view.from);
             self.previous = None;

@@ -191,6 +191,14 @@ impl World {
                 }
                 self.pass(peer, Point::Halt);
             }
+            Output::Restart => {
+                let state = self.peers.get_mut(&peer).unwrap();
+                state.working = None;
+                state.store = state.saved.clone();
+                let measured = self.now + 300 * MS;
+                let prepared = self.prepared(peer);
+                self.at(measured, Event::Input(process, prepared));
+            }
             Output::Until(view) => {
                 self.adopted(&view);
                 let working = self.peers.get_mut(&peer).unwrap().working.as_mut();
@@ -222,6 +230,7 @@ impl World {
                 self.pass(peer, Point::Feed);
             }
             Output::Safe(step) => {
+                self.save(peer, step);
                 if let Some(working) = self.peers.get_mut(&peer).unwrap().working.as_mut() {
                     working.flow.set_safe(step);
                     self.pump(peer);

@@ -118,6 +118,9 @@ impl Agreement {
             let enough = measured.count() >= self.config.start_peers.max(1);
             return enough.then_some(Reason::Needed);
         };
+        if self.has_restarted(&view) {
+            return self.have_all_restarted(&view).then_some(Reason::Needed);
+        }
         if self.is_lost(&view)
             || self.is_broken_for_long(&view)
             || self.is_unreachable(&view)
@@ -135,7 +138,7 @@ impl Agreement {
     }
 
     /// A host is dead, or is no longer what it was.
-    fn is_lost(&self, view: &View) -> bool {
+    pub(super) fn is_lost(&self, view: &View) -> bool {
         let lost = |host: PeerId| {
             if host == self.me {
                 return false;

@@ -9,7 +9,8 @@ use tokio::sync::mpsc;
 
 use super::super::planner::CutPlanner;
 use super::super::prepare::{self, Prepared};
-use super::super::worker::{self, Worker};
+use super::super::store::Copies;
+use super::super::worker::{self, Command, Worker};
 use super::standby::Standby;
 use super::{Done, Driver, Running};
 use crate::run::journal::Entry;
@@ -46,8 +47,37 @@ impl Driver {
         });
     }
 
-    /// This peer takes part from now on.
+    /// Prepares anew, as after a start: what was in memory is forgotten.
+    pub(super) fn restart(&mut self) {
+        self.order(Command::Halt);
+        if let Some(running) = &mut self.running {
+            running.copies = Copies::default();
+        }
+        self.journal.write(&Entry::Restarting {});
+        self.preparing = false;
+        self.prepare();
+    }
+
+    fn begin_again(&mut self, prepared: Prepared) {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        let held = prepared.copies.held(running.facts.n_blocks());
+        let newest = held.first().map_or(0, |held| held.step);
+        running.copies = prepared.copies;
+        running.saved = (Instant::now(), newest);
+        self.input(Input::Prepared {
+            has_data: self.data.is_some(),
+            profile: prepared.profile,
+            held,
+        });
+    }
+
+    /// This peer takes part from now on, or again.
     pub(super) fn begin(&mut self, prepared: Prepared) {
+        if self.running.is_some() {
+            return self.begin_again(prepared);
+        }
         let Prepared {
             facts,
             data,

@@ -50,6 +50,7 @@ impl Driver {
                     self.write_view(&view);
                     self.write_setback(&view);
                 }
+                Output::Restart => self.restart(),
                 Output::Until(view) => {
                     let (next, step) = (view.stamp, view.from);
                     self.order(Command::Until { next, step });
@@ -75,7 +76,7 @@ impl Driver {
     }
 
     /// Puts a command into the line for the stage's thread.
-    fn order(&mut self, command: Command) {
+    pub(super) fn order(&mut self, command: Command) {
         if let Some(running) = &mut self.running {
             running.orders.push_back(command);
         }
