@@ -15,6 +15,7 @@ mod peers;
 mod error;
 mod dialer;
 mod doubles;
+mod buffers;
 mod frames;
 mod paced;
 mod greeting;
@@ -40,6 +41,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 pub use self::address::AddressError;
+pub use self::buffers::Buffers;
 pub use self::dialer::Via;
 pub use self::error::{NetError, PublishError, RequestError, SendError};
 pub use self::identity::{Identity, MeshKey, draw_instance, verify};
@@ -206,6 +208,7 @@ pub struct Net {
     local: PeerId,
     commands: mpsc::Sender<Command>,
     lanes: contacts::Lanes,
+    buffers: Buffers,
 }
 
 /// Starts listening, announcing and dialling. Returns once this peer can be reached.
@@ -222,11 +225,13 @@ pub async fn start(config: Config) -> Result<Started, NetError> {
         local,
         commands: commands.clone(),
         lanes: Arc::clone(&lanes),
+        buffers: Buffers::default(),
     };
     let outlets = session::Outlets {
         events,
         updates,
         commands,
+        buffers: net.buffers.clone(),
     };
     driver::start(config, lanes, outlets, commands_out).await?;
     Ok(Started {
@@ -240,6 +245,11 @@ impl Net {
     /// This peer.
     pub fn local(&self) -> PeerId {
         self.local
+    }
+
+    /// Memory for update frames: those that are received lie in it, and what was sent goes back there.
+    pub fn buffers(&self) -> &Buffers {
+        &self.buffers
     }
 
     /// Queues a frame for `to`. Delivered at most once, in order as long as the lane's stream holds.
@@ -342,7 +352,8 @@ impl Net {
             .map_err(|error| broken(error.to_string()))?;
         queues.traffic.count(None, peers::Way::Out, body.len());
         let kind = FrameKind::Response;
-        let response = paced::read(&mut stream, kind, kind.bound())
+        // Whoever asks keeps the response: there is no memory to come back.
+        let response = paced::read(&mut stream, kind, kind.bound(), &Buffers::default())
             .await
             .map_err(|error| broken(error.to_string()))?
             .ok_or(RequestError::Refused { peer })?;

@@ -2,13 +2,15 @@
 //! to a peer is one number for all streams to it, see [`skein_gossip::transfer::window`].
 //!
 //! On the wire a frame looks as any other. The receiver writes one byte back, of value zero, for every [`QUANTUM`] bytes of
-//! the body that it read, and for what is left at its end.
+//! the body that it read, and for what is left at its end: at once where it has to wait for more, else for a whole
+//! [`TOGETHER`] in one write, since each write is a packet that both ends encrypt, carry and wake up for.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use futures::FutureExt;
 use futures::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use skein_gossip::time::Tick;
 use skein_gossip::transfer::window::{Class, Piece, QUANTUM, Window};
@@ -16,10 +18,15 @@ use skein_gossip::wire::frame::{FrameKind, Header};
 use tokio::sync::{Mutex as Turn, Notify};
 use tokio::time::timeout;
 
+use super::buffers::Buffers;
 use super::frames::{ReadError, STEP, header_of};
 
 /// Acknowledgements taken at once.
-const ACKS: usize = 64;
+const ACKS: usize = 256;
+/// While more is there to be read, so much is acknowledged in one go: as much as the longest piece has.
+const TOGETHER: usize = 64 << 10;
+/// The multiplexer writes no longer frames: what goes with a header in one write is copied once more, and no more than this need be.
+const FIRST_WRITE: usize = 16 << 10;
 
 /// The window of a peer, shared by the streams to it.
 #[derive(Clone, Debug)]
@@ -135,13 +142,17 @@ impl<W: AsyncWrite + Unpin, R: AsyncRead + Unpin> Sender<W, R> {
             let part = &body[sent..sent + piece.bytes()];
             sent += part.len();
             self.on_way.push_back((part.len().div_ceil(QUANTUM), piece));
-            if part.len() == sent {
+            let rest = if part.len() == sent {
                 // One write: it is one frame of the multiplexer then, and mostly one packet.
-                let first = [&header[..], part].concat();
-                self.stream.write_all(&first).await?;
+                let (first, rest) = part.split_at(part.len().min(FIRST_WRITE - header.len()));
+                self.stream
+                    .write_all(&[&header[..], first].concat())
+                    .await?;
+                rest
             } else {
-                self.stream.write_all(part).await?;
-            }
+                part
+            };
+            self.stream.write_all(rest).await?;
         }
         self.stream.flush().await
     }
@@ -199,38 +210,61 @@ impl<W, R> Drop for Sender<W, R> {
     }
 }
 
-/// Reads one frame of `kind` with at most `bound` bytes and says what arrived; `None` if the stream ended before it.
+/// Reads one frame of `kind` with at most `bound` bytes into memory of `buffers`, and says what arrived; `None` if the stream ended
+/// before it.
 pub(super) async fn read<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     kind: FrameKind,
     bound: u32,
+    buffers: &Buffers,
 ) -> Result<Option<Vec<u8>>, ReadError> {
     let Some(header) = header_of(stream, kind, bound).await? else {
         return Ok(None);
     };
     let length = header.length as usize;
-    let mut body = Vec::new();
+    let mut body = buffers.find(length).unwrap_or_else(|| {
+        buffers.count_allocated(length);
+        Vec::new()
+    });
+    body.truncate(length);
     let (mut have, mut said) = (0, 0);
     while have < length {
         if have == body.len() {
             // Doubling keeps the number of copies small; the peer has sent half of what is set aside.
             body.resize((have + have.max(STEP)).min(length), 0);
         }
-        let n_read = stream.read(&mut body[have..]).await?;
+        let n_read = match stream.read(&mut body[have..]).now_or_never() {
+            Some(n_read) => n_read?,
+            None => {
+                confirm(stream, &mut said, have / QUANTUM).await?;
+                stream.read(&mut body[have..]).await?
+            }
+        };
         if n_read == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         have += n_read;
-        let due = if have == length {
-            have.div_ceil(QUANTUM)
-        } else {
-            have / QUANTUM
-        };
-        stream.write_all(&vec![0; due - said]).await?;
-        said = due;
+        if have == length {
+            confirm(stream, &mut said, have.div_ceil(QUANTUM)).await?;
+        } else if have / QUANTUM - said >= TOGETHER / QUANTUM {
+            confirm(stream, &mut said, have / QUANTUM).await?;
+        }
     }
     header.verify(&body)?;
     Ok(Some(body))
+}
+
+/// Says that `due` quanta have arrived, of which `said` were confirmed before.
+async fn confirm<S: AsyncWrite + Unpin>(
+    stream: &mut S,
+    said: &mut usize,
+    due: usize,
+) -> io::Result<()> {
+    if due > *said {
+        stream.write_all(&vec![0; due - *said]).await?;
+        *said = due;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -286,7 +320,13 @@ mod tests {
             let mut sent = Cursor::new(Vec::new());
             block_on(frames::write(&mut sent, FrameKind::Update, &body)).unwrap();
             let mut stream = Both(Cursor::new(sent.into_inner()), Vec::new());
-            let read = block_on(read(&mut stream, FrameKind::Update, u32::MAX)).unwrap();
+            let read = block_on(read(
+                &mut stream,
+                FrameKind::Update,
+                u32::MAX,
+                &Buffers::default(),
+            ))
+            .unwrap();
             assert_eq!(read, Some(body));
             assert_eq!(stream.1, vec![0; length.div_ceil(QUANTUM)]);
         }
@@ -300,7 +340,12 @@ mod tests {
         bytes.pop();
         let mut stream = Both(Cursor::new(bytes), Vec::new());
         assert!(matches!(
-            block_on(read(&mut stream, FrameKind::Update, 100)),
+            block_on(read(
+                &mut stream,
+                FrameKind::Update,
+                100,
+                &Buffers::default()
+            )),
             Err(ReadError::Io(_))
         ));
     }
