@@ -38,6 +38,7 @@ pub struct Capacity {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     pub(super) bytes: u64,
+    pub(super) trip: Duration,
     /// It was the first of its frame, and the last one.
     pub(super) begins: bool,
     pub(super) ends: bool,
@@ -96,7 +97,11 @@ impl Meter {
         let before = self.newest.replace(now).filter(|_| !arrival.begins);
         let Some(before) = before else {
             self.first = now;
-            return;
+            let sum = Sum {
+                bytes: arrival.bytes as f64,
+                us: arrival.trip.as_micros() as f64,
+            };
+            return self.at_least(sum, now);
         };
         // What was confirmed in one go with the first piece took no time of its own that is known.
         if now > self.first {
@@ -113,7 +118,11 @@ impl Meter {
         }
         // Nobody waits for a second frame before there is any estimate.
         if arrival.ends && self.known.us == 0.0 {
-            self.close(now);
+            if self.run.full.us >= SHORT_US {
+                self.close(now);
+            } else {
+                self.at_least(self.run.all, now);
+            }
         }
     }
 
@@ -126,13 +135,21 @@ impl Meter {
         let Run { full, all, .. } = std::mem::take(&mut self.run);
         if full.us >= SHORT_US {
             self.sample(full, now);
-        } else if all.bytes > 0.0 {
-            let us = all.us.max(SHORT_US);
-            let rate = (all.bytes / us).min(FASTEST);
-            self.bound = self.bound.max(rate);
-            if self.known.us > 0.0 && rate > self.known.bytes / self.known.us {
-                self.sample(Sum { us, ..all }, now);
-            }
+        } else {
+            self.at_least(all, now);
+        }
+    }
+
+    /// It was carried in that time, though the link may not have been full.
+    fn at_least(&mut self, sum: Sum, now: Tick) {
+        if sum.bytes <= 0.0 {
+            return;
+        }
+        let us = sum.us.max(SHORT_US);
+        let rate = (sum.bytes / us).min(FASTEST);
+        self.bound = self.bound.max(rate);
+        if self.known.us > 0.0 && rate > self.known.bytes / self.known.us {
+            self.sample(Sum { us, ..sum }, now);
         }
     }
 
