@@ -36,6 +36,8 @@ use std::time::{Duration, Instant};
 
 use futures::io::AsyncWriteExt;
 use skein_gossip::ids::PeerId;
+use skein_gossip::transfer::capacity::Capacity;
+use skein_gossip::transfer::probe;
 use skein_gossip::wire::frame::FrameKind;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
@@ -252,6 +254,29 @@ impl Net {
         &self.buffers
     }
 
+    /// What the link to `peer` carries, as far as transfers to it have shown; none where nothing was sent or it is not connected.
+    pub fn capacity(&self, peer: PeerId) -> Option<Capacity> {
+        self.queues(peer)?.pace.capacity()
+    }
+
+    /// Sends a frame of [`probe::BYTES`], which the receiver drops, and waits at most `patience` until it has arrived: the link's
+    /// capacity is known then, or a bound of it.
+    pub async fn probe(&self, to: PeerId, patience: Duration) -> Option<Capacity> {
+        let pace = self.queues(to)?.pace;
+        let before = pace.arrived_bytes();
+        let mut body = self.buffers.take(probe::BYTES);
+        probe::write(&mut body);
+        self.send_patiently(to, Lane::Update, body).await.ok()?;
+        // What has not arrived by then may still be a bound.
+        let _ = timeout(patience, pace.arrives(before, probe::BYTES as u64)).await;
+        pace.capacity()
+    }
+
+    fn queues(&self, peer: PeerId) -> Option<session::Queues> {
+        let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
+        lanes.get(&peer).cloned()
+    }
+
     /// Queues a frame for `to`. Delivered at most once, in order as long as the lane's stream holds.
     ///
     /// # Errors
@@ -326,13 +351,7 @@ impl Net {
 
     async fn ask(&self, peer: PeerId, body: Vec<u8>) -> Result<Vec<u8>, RequestError> {
         let not_connected = RequestError::NotConnected { peer };
-        let queues = self
-            .lanes
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&peer)
-            .cloned();
-        let Some(queues) = queues else {
+        let Some(queues) = self.queues(peer) else {
             return Err(not_connected);
         };
         // Never closed, so this only waits.

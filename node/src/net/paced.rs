@@ -8,11 +8,12 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use skein_gossip::time::Tick;
+use skein_gossip::transfer::capacity::Capacity;
 use skein_gossip::transfer::window::{Class, Piece, QUANTUM, Window};
 use skein_gossip::wire::frame::{FrameKind, Header};
 use tokio::sync::{Mutex as Turn, Notify};
@@ -23,6 +24,8 @@ use super::frames::{ReadError, STEP, header_of};
 
 /// Acknowledgements taken at once.
 const ACKS: usize = 256;
+/// How often it is looked whether something has arrived, at least.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// While more is there to be read, so much is acknowledged in one go: as much as the longest piece has.
 const TOGETHER: usize = 64 << 10;
 /// The multiplexer writes no longer frames: what goes with a header in one write is copied once more, and no more than this need be.
@@ -56,6 +59,28 @@ impl Default for Pace {
 impl Pace {
     fn now(&self) -> Tick {
         Tick(self.0.began.elapsed().as_micros() as u64)
+    }
+
+    /// What the link to the peer carries, as far as transfers have shown.
+    pub(super) fn capacity(&self) -> Option<Capacity> {
+        self.window().capacity()
+    }
+
+    /// Bytes of frames that have arrived at the peer.
+    pub(super) fn arrived_bytes(&self) -> u64 {
+        self.window().arrived_bytes()
+    }
+
+    /// Waits until `bytes` more than `before` have arrived.
+    pub(super) async fn arrives(&self, before: u64, bytes: u64) {
+        loop {
+            let moved = self.0.moved.notified();
+            if self.arrived_bytes() >= before + bytes {
+                return;
+            }
+            // A notice that came between the two lines is not waited for in vain.
+            let _ = timeout(LOOK_AGAIN, moved).await;
+        }
     }
 
     fn window(&self) -> MutexGuard<'_, Window> {
@@ -171,6 +196,8 @@ impl<W: AsyncWrite + Unpin, R: AsyncRead + Unpin> Sender<W, R> {
             if n_read == 0 {
                 return Ok(io::ErrorKind::ConnectionReset.into());
             }
+            // What is confirmed in one go arrived at one time, as far as is known.
+            let now = self.pace.now();
             for _ in 0..n_read {
                 let Some((wanted, _)) = self.on_way.front_mut() else {
                     return Err(io::Error::new(
@@ -180,7 +207,6 @@ impl<W: AsyncWrite + Unpin, R: AsyncRead + Unpin> Sender<W, R> {
                 };
                 *wanted -= 1;
                 if *wanted == 0 {
-                    let now = self.pace.now();
                     if let Some((_, piece)) = self.on_way.pop_front() {
                         self.pace.window().arrived(piece, now);
                     }
@@ -375,7 +401,7 @@ mod tests {
                 Class::Copy,
             );
             let written = timeout(
-                std::time::Duration::from_secs(20),
+                Duration::from_secs(20),
                 sender.write(FrameKind::Response, &[1; 3 * QUANTUM]),
             );
             written.await.unwrap().unwrap();

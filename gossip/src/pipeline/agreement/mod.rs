@@ -158,6 +158,8 @@ pub struct Agreement {
     outputs: VecDeque<Output>,
     next_beat: Tick,
     next_profile: Tick,
+    /// When rates of links may be told again.
+    next_rates: Tick,
     is_news: bool,
     planner: Box<dyn Planner>,
 }
@@ -211,6 +213,7 @@ impl Agreement {
             outputs: VecDeque::new(),
             next_beat: now,
             next_profile: now,
+            next_rates: now,
             is_news: true,
             planner,
         }
@@ -253,6 +256,7 @@ impl Agreement {
                 self.own.slowdown = 1.0;
                 self.set_profile(profile);
             }
+            Input::Rates(rates) => self.set_rates(rates),
             Input::Stepped {
                 step,
                 slowdown,
