@@ -235,7 +235,8 @@ mod tests {
         assert_eq!((frame.as_ptr(), frame.len()), (at, 11));
         let read = Activation::in_frame(vec![1, 2], frame, 3).unwrap();
         assert_eq!(read.tensor().unwrap(), tensor);
-        assert_eq!(read.into_bytes().as_ptr(), at);
+        let memory = read.into_bytes();
+        assert_eq!(memory.as_ptr(), at);
         assert!(Activation::in_frame(vec![1, 2], vec![0; 11], 4).is_err());
         assert!(Activation::in_frame(vec![1, 2], vec![0; 11], 12).is_err());
     }

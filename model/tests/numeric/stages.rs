@@ -475,7 +475,8 @@ fn what_a_stage_makes_lies_in_the_memory_that_it_was_lent() {
             .gradient
             .unwrap();
         assert_eq!(made, gradient);
-        assert_eq!(made.into_bytes().as_ptr(), at);
+        let memory = made.into_bytes();
+        assert_eq!(memory.as_ptr(), at);
         assert_eq!(
             first.forward(1, 0.5, &batch).unwrap(),
             plain,

@@ -248,7 +248,7 @@ pub(super) fn plan(name: &str, plan: &PlanStatus) -> String {
         plan.samples_per_s,
         table(&rows)
     );
-    text += &links(plan);
+    text += &planned_links(plan);
     let standby: Vec<String> = plan.standby.iter().map(|peer| peer.0.short()).collect();
     if !standby.is_empty() {
         text += &format!(
@@ -260,7 +260,7 @@ pub(super) fn plan(name: &str, plan: &PlanStatus) -> String {
 }
 
 /// What a plan reckons with between its stages.
-fn links(plan: &PlanStatus) -> String {
+fn planned_links(plan: &PlanStatus) -> String {
     if plan.links.is_empty() {
         return String::new();
     }
@@ -325,7 +325,7 @@ fn stages(job: &JobStatus) -> String {
         job.view,
         table(&rows)
     );
-    text += &job.plan.as_ref().map(links).unwrap_or_default();
+    text += &job.plan.as_ref().map(planned_links).unwrap_or_default();
     if let Some(recovery) = &job.recovery {
         text += &format!(
             "\nrecovery point: step {}; at most {} steps would be made again; every block is held by {} peers or more; copies here: {}",

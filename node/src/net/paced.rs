@@ -206,10 +206,10 @@ impl<W: AsyncWrite + Unpin, R: AsyncRead + Unpin> Sender<W, R> {
                     ));
                 };
                 *wanted -= 1;
-                if *wanted == 0 {
-                    if let Some((_, piece)) = self.on_way.pop_front() {
-                        self.pace.window().arrived(piece, now);
-                    }
+                if *wanted == 0
+                    && let Some((_, piece)) = self.on_way.pop_front()
+                {
+                    self.pace.window().arrived(piece, now);
                 }
             }
             self.pace.0.moved.notify_waiters();
