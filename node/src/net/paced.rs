@@ -253,6 +253,7 @@ pub(super) async fn read<S: AsyncRead + AsyncWrite + Unpin>(
         Vec::new()
     });
     body.truncate(length);
+    let mut verifier = header.verifier();
     let (mut have, mut said) = (0, 0);
     while have < length {
         if have == body.len() {
@@ -269,6 +270,7 @@ pub(super) async fn read<S: AsyncRead + AsyncWrite + Unpin>(
         if n_read == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
+        verifier.add(&body[have..have + n_read]);
         have += n_read;
         if have == length {
             confirm(stream, &mut said, have.div_ceil(QUANTUM)).await?;
@@ -276,7 +278,7 @@ pub(super) async fn read<S: AsyncRead + AsyncWrite + Unpin>(
             confirm(stream, &mut said, have / QUANTUM).await?;
         }
     }
-    header.verify(&body)?;
+    verifier.finish()?;
     Ok(Some(body))
 }
 
