@@ -358,22 +358,19 @@ impl Reader {
     async fn pass_on(&self, body: Vec<u8>) -> bool {
         let from = self.peer;
         match self.lane {
-            Lane::Control => self
-                .outlets
-                .events
-                .send(Event::Message { from, body })
-                .await
-                .is_ok(),
-            Lane::Update => self
-                .outlets
-                .updates
-                .send(Inbound {
+            Lane::Control => {
+                let message = Event::Message { from, body };
+                self.outlets.events.send(message).await.is_ok()
+            }
+            Lane::Update => {
+                let arrived = Instant::now();
+                let inbound = Inbound {
                     from,
-                    arrived: Instant::now(),
+                    arrived,
                     body,
-                })
-                .await
-                .is_ok(),
+                };
+                self.outlets.updates.send(inbound).await.is_ok()
+            }
         }
     }
 }
@@ -387,11 +384,8 @@ async fn serve(
     permit: OwnedSemaphorePermit,
 ) -> Result<(), ReadError> {
     let kind = FrameKind::Request;
-    let arrives = timeout(
-        REQUEST_ARRIVES,
-        frames::read(&mut stream, kind, kind.bound()),
-    )
-    .await;
+    let read = frames::read(&mut stream, kind, kind.bound());
+    let arrives = timeout(REQUEST_ARRIVES, read).await;
     let Some(body) = arrives.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? else {
         return Ok(());
     };
