@@ -25,16 +25,10 @@ pub(super) struct Link {
 
 /// The link from one candidate to another.
 pub(super) fn link(from: &Candidate, to: &Candidate) -> Link {
-    let rates = |of: &Candidate| -> Vec<LinkRate> {
-        let profile = of.profile.as_ref();
-        profile
-            .map(|profile| profile.rates.clone())
-            .unwrap_or_default()
-    };
     let (there, back) = (rates(from), rates(to));
-    let (direct, reverse) = (towards(&there, to.peer), towards(&back, from.peer));
+    let (direct, reverse) = (towards(there, to.peer), towards(back, from.peer));
     let bound = direct.map_or(0.0, |rate| f64::from(rate.bytes_per_s));
-    let (rate, known) = match (measured(&there, to.peer), measured(&back, from.peer)) {
+    let (rate, known) = match (measured(there, to.peer), measured(back, from.peer)) {
         (Some(rate), _) => (rate, LinkKnown::Measured),
         (None, Some(rate)) => (rate.max(bound), LinkKnown::OtherWay),
         (None, None) if bound > ASSUMED_RATE => (bound, LinkKnown::AtLeast),
@@ -48,6 +42,13 @@ pub(super) fn link(from: &Candidate, to: &Candidate) -> Link {
         latency: trip.map_or(ASSUMED_WAY, |trip| trip / 2.0) + HAND_OVER,
         known,
     }
+}
+
+fn rates(of: &Candidate) -> &[LinkRate] {
+    let profile = of.profile.as_ref();
+    profile
+        .map(|profile| profile.rates.as_slice())
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
