@@ -4,7 +4,7 @@
 //! Counted are bytes and time from one arrival to the next within a frame. Between frames the sender may have nothing to send, or
 //! the receiver may not read, and that is not the link's doing. Where not the link but the window was what held the sender back,
 //! or where all there was is too short to be timed, the link carries *at least* as much: a bound, which never lowers an estimate.
-//! Samples are weighed by their time and forgotten with a time constant of [`MEMORY_US`]; an idle link keeps its estimate.
+//! Samples are weighed by their time and forgotten with a time constant of 0.6 s; an idle link keeps its estimate.
 
 use std::time::Duration;
 
