@@ -68,6 +68,28 @@ fn three_peers_make_the_weights_that_one_makes() {
 }
 
 #[test]
+fn in_int8_all_end_with_one_model_and_the_links_of_the_cut_are_shown() {
+    let cluster = Cluster::start(3);
+    let job = pipeline("steps = 300", 3).replace("cut = ", "values = \"int8\"\ncut = ");
+    let job = cluster.submit(0, &job);
+    let links = cluster.wait("a cut with its links", || {
+        let status = cluster.node(0).job(&job)?;
+        let links = status["plan"]["links"].as_array()?.clone();
+        (links.len() == 4).then_some(links)
+    });
+    for link in links {
+        assert!(link["bytes_per_s"].as_f64().unwrap() > 0.0, "{link}");
+        assert_ne!(link["from"], link["to"]);
+    }
+    cluster.wait_for_one_hash(&[0, 1, 2], &job);
+    let judged = (0..3).flat_map(|n| cluster.node(n).events(&job, "evaluated"));
+    let best = judged
+        .filter_map(|look| look["val_accuracy"].as_f64())
+        .fold(0.0, f64::max);
+    assert!(best > 0.6, "rounded activations train too: {best}");
+}
+
+#[test]
 fn whoever_is_killed_the_weights_are_those_of_the_undisturbed_run() {
     let expected = alone("steps = 3000");
     for victim in 0..3 {

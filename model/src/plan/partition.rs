@@ -354,7 +354,7 @@ pub(crate) mod tests {
                 memory_bytes: *memory_bytes,
             }).collect();
             let rate = rates.chunks(3).map(<[f64]>::to_vec).collect();
-            let links = Links { rate, latency: 0.0, shared };
+            let links = Links { rate, latency: vec![vec![0.0; 3]; 3], shared };
             let order = [0, 2, 1];
             let cuts = every_cut(seconds.len(), &order);
             let value = |cut: &Vec<Placement>| slowest(&work, &devices, &links, cut);

@@ -94,9 +94,9 @@ struct Stage {
     forward: f64,
     backward: f64,
     update: f64,
-    /// Sending a micro-batch on, and its gradient back.
-    send: f64,
-    send_back: f64,
+    /// Sending a micro-batch on, and its gradient back: how long the link is busy, and the way after that.
+    send: [f64; 2],
+    send_back: [f64; 2],
 }
 
 fn stages(
@@ -110,8 +110,8 @@ fn stages(
         let [forward, backward, update] = work.seconds(sums, &placement.blocks).map(|s| s * factor);
         let seconds = |other: Option<&Placement>, block: usize| {
             let bytes = work.micro_bytes_into(block);
-            other.map_or(0.0, |other| {
-                links.seconds(placement.device, other.device, bytes)
+            other.map_or([0.0; 2], |other| {
+                links.message(placement.device, other.device, bytes)
             })
         };
         let before = position
@@ -182,7 +182,6 @@ struct Run {
     stages: Vec<Stage>,
     states: Vec<State>,
     n_micro: usize,
-    latency: f64,
     shared: bool,
     /// When the link behind each stage is free again, onwards and backwards.
     free: Vec<[f64; 2]>,
@@ -203,7 +202,6 @@ impl Run {
             states: (0..stages.len()).map(state).collect(),
             free: vec![[0.0; 2]; stages.len()],
             n_micro,
-            latency: links.latency,
             shared: links.shared,
             events: BinaryHeap::new(),
             n_events: 0,
@@ -270,11 +268,17 @@ impl Run {
     }
 
     /// Hands a message to the link behind stage `link`.
-    fn send(&mut self, now: f64, (link, direction): (usize, usize), seconds: f64, event: Event) {
+    fn send(
+        &mut self,
+        now: f64,
+        (link, direction): (usize, usize),
+        [seconds, delay]: [f64; 2],
+        event: Event,
+    ) {
         let lane = if self.shared { 0 } else { direction };
         let free = &mut self.free[link][lane];
         *free = free.max(now) + seconds;
-        let at = *free + self.latency;
+        let at = *free + delay;
         self.push(at, event);
     }
 
@@ -399,6 +403,21 @@ mod tests {
         };
         let hidden = (step(220) - step(20)) / 200.0;
         assert!((hidden - 8.0).abs() < 0.1, "{hidden}");
+    }
+
+    #[test]
+    fn the_way_counts_for_each_link_by_itself() {
+        // One micro-batch: forward, way, both passes of the last stage, way back, backward.
+        let work = work(&[1.0; 2], 1);
+        let (devices, mut links) = even(2);
+        let step = |links: &Links| {
+            predict(&work, &devices, links, &place(&[0, 1, 2]))
+                .unwrap()
+                .step_seconds
+        };
+        let near = step(&links);
+        links.latency = vec![vec![0.0, 0.5], vec![0.25, 0.0]];
+        assert!((step(&links) - near - 0.75).abs() < 1e-6);
     }
 
     #[test]

@@ -102,8 +102,8 @@ pub struct Device {
 pub struct Links {
     /// Bytes per second from each device (row) to each other; the diagonal is not looked at.
     pub rate: Vec<Vec<f64>>,
-    /// Seconds from the end of sending to the end of receiving.
-    pub latency: f64,
+    /// Seconds from the end of sending to the end of receiving, from each device to each other.
+    pub latency: Vec<Vec<f64>>,
     /// Whether both directions of a link share its rate, as on a radio channel.
     pub shared: bool,
 }
@@ -113,9 +113,14 @@ impl Links {
     pub fn uniform(n: usize, rate: f64, latency: f64) -> Self {
         Self {
             rate: vec![vec![rate; n]; n],
-            latency,
+            latency: vec![vec![latency; n]; n],
             shared: false,
         }
+    }
+
+    /// Seconds that a message of `bytes` keeps the link from one device to another busy, and until it is there after that.
+    pub(crate) fn message(&self, from: usize, to: usize, bytes: u64) -> [f64; 2] {
+        [self.seconds(from, to, bytes), self.latency[from][to]]
     }
 
     /// Seconds that `bytes` take from one device to another, without latency.
@@ -149,6 +154,7 @@ impl Work {
             return refuse(devices.len(), "there are no devices, or more than 1024");
         }
         let is_rate = |rate: &f64| *rate > 0.0 && rate.is_finite();
+        let is_delay = |delay: &f64| *delay >= 0.0 && delay.is_finite();
         for (number, device) in devices.iter().enumerate() {
             if !is_rate(&device.capacity) {
                 return refuse(number, "its capacity is not above 0");
@@ -167,12 +173,13 @@ impl Work {
             if !fit {
                 return refuse(number, "the rate of one of its links is not above 0");
             }
+            let delays = links.latency.get(number);
+            let delays = delays.filter(|row| row.len() == devices.len());
+            if delays.is_none_or(|row| !row.iter().all(is_delay)) {
+                return refuse(number, "the latency of one of its links is below 0");
+            }
         }
-        if links.latency >= 0.0 && links.latency.is_finite() {
-            Ok(())
-        } else {
-            refuse(0, "the latency of the links is below 0")
-        }
+        Ok(())
     }
 
     /// Micro-batches that stage `position` of `n_stages` has in flight at most.
@@ -324,6 +331,9 @@ pub(crate) mod tests {
         assert!(message(&devices, &dead).contains("device 1: the rate"));
         dead.rate.pop();
         assert!(message(&devices, &dead).contains("device 1: the links"));
+        let mut late = links.clone();
+        late.latency[1][0] = -1.0;
+        assert!(message(&devices, &late).contains("device 1: the latency"));
         assert!(message(&[], &links).contains("no devices"));
         let empty = Work {
             n_micro: 0,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::copies::Holding;
+use super::super::links::{self, LinkRate};
 use super::super::message::{Beat, MAX_MEMBERS, Profile, Standing, View};
 use super::{Agreement, Cutting, Heard, Output};
 use crate::ids::PeerId;
@@ -13,6 +14,8 @@ use crate::view::Stamp;
 const TELL_AGAIN: Duration = Duration::from_millis(300);
 /// The steward is told the own profile again so often: the message may have been lost.
 const PROFILE_AGAIN: Duration = Duration::from_secs(5);
+/// The least time between two profiles that differ in the rates of links alone.
+const RATES_AGAIN: Duration = Duration::from_secs(1);
 
 impl Agreement {
     pub(super) fn on_connected(&mut self, peer: PeerId) {
@@ -76,6 +79,22 @@ impl Agreement {
                 .push_back(Output::SendProfile(peer, Arc::clone(&profile)));
         }
         self.own.profile = Some(profile);
+    }
+
+    /// All are told a profile with these rates where they are news.
+    pub(super) fn set_rates(&mut self, mut rates: Vec<LinkRate>) {
+        rates.truncate(MAX_MEMBERS);
+        let Some(profile) = &self.own.profile else {
+            return;
+        };
+        if self.now >= self.next_rates && links::is_news(&profile.rates, &rates) {
+            self.next_rates = self.now + RATES_AGAIN;
+            let profile = Profile {
+                rates,
+                ..Profile::clone(profile)
+            };
+            self.set_profile(profile);
+        }
     }
 
     pub(super) fn on_beat(&mut self, peer: PeerId, beat: Arc<Beat>) {

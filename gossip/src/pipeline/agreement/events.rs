@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::super::copies::Held;
+use super::super::links::LinkRate;
 use super::super::message::{Beat, Judged, Profile, View};
 use super::super::plan::{Blocks, Plan};
 use crate::ids::{Digest, PeerId};
@@ -36,6 +37,8 @@ pub enum Input {
     Unable(String),
     /// The blocks were timed again: what they take by what was profiled; see [`Beat::slowdown`].
     Slowdown(f32),
+    /// What the links to other peers carry, as measured by now.
+    Rates(Vec<LinkRate>),
     /// The own stage made a step.
     Stepped {
         /// Steps made.

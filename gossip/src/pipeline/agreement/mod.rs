@@ -163,6 +163,8 @@ pub struct Agreement {
     outputs: VecDeque<Output>,
     next_beat: Tick,
     next_profile: Tick,
+    /// When rates of links may be told again.
+    next_rates: Tick,
     is_news: bool,
     planner: Box<dyn Planner>,
 }
@@ -217,6 +219,7 @@ impl Agreement {
             outputs: VecDeque::new(),
             next_beat: now,
             next_profile: now,
+            next_rates: now,
             is_news: true,
             planner,
         }
@@ -256,6 +259,7 @@ impl Agreement {
                 self.is_news = true;
             }
             Input::Slowdown(slowdown) => self.own.slowdown = believed(slowdown),
+            Input::Rates(rates) => self.set_rates(rates),
             Input::Stepped {
                 step,
                 slowdown,

@@ -68,6 +68,8 @@ pub struct Stage {
     boundary: Vec<f32>,
     /// Batches and steps at the step boundary, block by block; they differ only while blocks are being loaded.
     counters: Vec<(i64, u64)>,
+    /// Memory for the next activation or gradient, and the room to leave in front of it.
+    lent: (Vec<u8>, usize),
 }
 
 impl Stage {
@@ -96,6 +98,7 @@ impl Stage {
             seen: 0,
             boundary: buffers.values().to_vec(),
             counters: vec![(0, 0); chain.range.len()],
+            lent: (Vec::new(), 0),
             chain,
             parameters,
             buffers,
@@ -106,6 +109,12 @@ impl Stage {
     /// more time, the same bits.
     pub fn set_recompute(&mut self, recompute: bool) {
         self.recompute = recompute;
+    }
+
+    /// The next activation or gradient is put into `memory`, behind `room` bytes for the head of its frame; what is in there does not
+    /// matter. Of the right size it is neither allocated nor cleared.
+    pub fn lend(&mut self, memory: Vec<u8>, room: usize) {
+        self.lent = (memory, room);
     }
 
     /// Runs micro-batch `micro` and keeps what [`Stage::backward`] needs. `weight` is its share of the global batch, in
@@ -130,14 +139,16 @@ impl Stage {
         let x = self.chain.tensor(x.into(), true)?;
         let (parameters, buffers) = (&self.parameters, &self.buffers);
         let run = |x: &Tensor| self.chain.run(x, parameters, buffers, Mode::Train, number);
+        let (memory, room) = std::mem::take(&mut self.lent);
+        let put = |y: &Tensor| Activation::put(y, memory, room);
         let (leaf, output, activation) = if self.recompute {
             let y = tch::no_grad(|| run(&x))?;
             let shape = y.size();
-            (x, Output::Again { shape, number }, Activation::of(&y)?)
+            (x, Output::Again { shape, number }, put(&y)?)
         } else {
             let leaf = self.chain.leaf(x)?;
             let y = run(&leaf)?;
-            let activation = Activation::of(&y)?;
+            let activation = put(&y)?;
             (leaf, Output::Graph(y), activation)
         };
         self.seen += 1;
@@ -359,7 +370,9 @@ impl Stage {
         let segments = self.parameters.segments();
         let (sum, scratch) = (&mut self.gradient, &mut self.scratch);
         accumulate(sum, &gradients.parameters, segments, weight, scratch)?;
-        let input = gradients.input.as_ref().map(Activation::of);
+        let (memory, room) = std::mem::take(&mut self.lent);
+        let input = gradients.input.as_ref();
+        let input = input.map(|input| Activation::put(input, memory, room));
         Ok(input.transpose()?)
     }
 

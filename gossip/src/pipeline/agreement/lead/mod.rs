@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::super::links;
 use super::super::message::{self, Standing, View};
 use super::super::plan::{Plan, Stage};
 use super::{Agreement, Candidate, Cutting, Planned};
@@ -18,7 +19,7 @@ use blocks::BlockFactors;
 /// Steps are saved for at least this long, as far as anybody knows; a move must cost less.
 const HORIZON: Duration = Duration::from_secs(60);
 /// Bytes per second that a move is reckoned with where no link was measured.
-const UNMEASURED_RATE: f64 = 10e6;
+pub(super) const UNMEASURED_RATE: f64 = 10e6;
 /// Frames were lost: a host that is dead will be missed within that time, and then one new view does for both.
 const BROKEN_FOR: Duration = Duration::from_millis(300);
 /// Pause before a plan is looked for again where there was none.
@@ -49,6 +50,8 @@ pub(super) struct Lead {
     misjudged: bool,
     /// Kept over views.
     factors: BlockFactors,
+    /// What the links between its stages carried then.
+    links: Option<Vec<f64>>,
     /// When this peer noticed that it had been away: what it knows of the others is old.
     was_away: Option<Tick>,
 }
@@ -231,11 +234,11 @@ impl Agreement {
         let rates = candidates
             .iter()
             .filter_map(|candidate| candidate.profile.as_ref());
-        let rates =
-            rates.flat_map(|profile| profile.rates.iter().map(|(_, rate)| f64::from(*rate)));
-        let rate = rates
-            .filter(|rate| *rate > 0.0)
-            .fold(f64::INFINITY, f64::min);
+        let rates = rates.flat_map(|profile| {
+            let to_each = profile.rates.iter().map(|rate| rate.peer);
+            to_each.filter_map(|peer| links::measured(&profile.rates, peer))
+        });
+        let rate = rates.fold(f64::INFINITY, f64::min);
         let rate = if rate.is_finite() {
             rate
         } else {

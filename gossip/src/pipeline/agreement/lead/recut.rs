@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::super::super::links;
 use super::super::super::message::View;
 use super::super::{Agreement, Candidate, Cutting, Planned};
-use super::{HORIZON, Reason};
+use super::{HORIZON, Reason, UNMEASURED_RATE};
 use crate::ids::PeerId;
 
 /// How often a better cut is looked for.
@@ -21,6 +22,8 @@ const REMEMBERED: Duration = Duration::from_secs(120);
 const MOST_LOOKS: u32 = 30;
 /// A device has changed when it is this many times as slow or as fast as it was, beside the others.
 const CHANGED: f32 = 1.3;
+/// A link has when it carries so many times what it did, or that part of it: short transfers vary.
+const LINK_CHANGED: f64 = 2.0;
 /// As much under a new cut is laid on its blocks, unless it is more than this: then it is the device all the same.
 const MISJUDGED: f32 = 2.0;
 /// From the first step under a new view on a better cut is not looked for so long, and for so many steps: what they take must be
@@ -52,7 +55,8 @@ impl Agreement {
         let has_newcomer = candidates
             .iter()
             .any(|candidate| candidate.profile.is_some() && !view.has(candidate.peer));
-        if !self.has_changed(&candidates) && !has_newcomer {
+        let links_changed = self.links_changed(view, &candidates);
+        if !has_newcomer && !links_changed && !self.has_changed(&candidates) {
             self.lead.better = 0;
             return None;
         }
@@ -110,6 +114,26 @@ impl Agreement {
         self.lead.misjudged || spread(&self.lead.settled, &paces(candidates)) > CHANGED
     }
 
+    /// Whether a link between two stages carries another rate than when the view was adopted.
+    fn links_changed(&mut self, view: &View, candidates: &[Candidate]) -> bool {
+        let rate = |from: PeerId, to: PeerId| {
+            let from = candidates.iter().find(|candidate| candidate.peer == from)?;
+            let rate = links::measured(&from.profile.as_ref()?.rates, to);
+            Some(rate.unwrap_or(UNMEASURED_RATE))
+        };
+        let hosts: Vec<PeerId> = view.plan.hosts().collect();
+        let both_ways = hosts
+            .windows(2)
+            .flat_map(|pair| [rate(pair[0], pair[1]), rate(pair[1], pair[0])]);
+        let now: Vec<f64> = both_ways
+            .map(|rate| rate.unwrap_or(UNMEASURED_RATE))
+            .collect();
+        let then = self.lead.links.get_or_insert_with(|| now.clone());
+        let has_changed =
+            |(now, then): (&f64, &f64)| now / then > LINK_CHANGED || then / now > LINK_CHANGED;
+        now.iter().zip(&*then).any(has_changed)
+    }
+
     fn recent_broken_promises(&mut self) -> usize {
         let now = self.now;
         self.broken_promises
@@ -164,4 +188,153 @@ fn spread(then: &BTreeMap<PeerId, f32>, now: &BTreeMap<PeerId, f32>) -> f32 {
         (least.min(ratio), most.max(ratio))
     });
     most / least
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::super::super::links::LinkRate;
+    use super::super::super::super::message::{Beat, BlockTime, Profile, Standing};
+    use super::super::super::super::plan::{Blocks, Plan, Stage};
+    use super::super::super::{Config, Input, Output, Planner};
+    use super::*;
+    use crate::time::Tick;
+    use crate::view::Contribution;
+
+    const ME: PeerId = PeerId([1; 32]);
+    const OTHER: PeerId = PeerId([2; 32]);
+
+    /// Two stages where the link between them is fast, else one.
+    #[derive(Debug)]
+    struct ByLink;
+
+    fn price(plan: &Plan, candidates: &[Candidate]) -> f64 {
+        let profile = candidates[0].profile.as_ref().unwrap();
+        let is_slow = links::measured(&profile.rates, OTHER).is_some_and(|rate| rate < 1e6);
+        match (plan.stages.len(), is_slow) {
+            (1, _) => 1e5,
+            (_, false) => 6e4,
+            (_, true) => 1e6,
+        }
+    }
+
+    impl Planner for ByLink {
+        fn plan(&self, candidates: &[Candidate]) -> Result<Planned, String> {
+            let stage = |host, blocks| Stage { host, blocks };
+            let cuts = [
+                vec![stage(ME, 0..2), stage(OTHER, 2..4)],
+                vec![stage(ME, 0..4)],
+            ];
+            let priced = cuts.map(|stages| {
+                let plan = Plan { stages };
+                let step_us = price(&plan, candidates);
+                Planned { plan, step_us }
+            });
+            let best = priced
+                .into_iter()
+                .min_by(|a, b| a.step_us.total_cmp(&b.step_us));
+            Ok(best.unwrap())
+        }
+
+        fn step_us(&self, plan: &Plan, candidates: &[Candidate]) -> Option<f64> {
+            Some(price(plan, candidates))
+        }
+
+        fn bytes(&self, _: Blocks) -> u64 {
+            1
+        }
+    }
+
+    fn profile() -> Profile {
+        Profile {
+            blocks: vec![BlockTime::default(); 4],
+            ..Profile::default()
+        }
+    }
+
+    /// The other one beats, in place in this view.
+    fn beat(agreement: &mut Agreement, ms: u64) {
+        let beat = Beat {
+            instance: 1,
+            standing: Standing::Ready,
+            has_data: false,
+            view: agreement.view().map(|view| view.stamp),
+            in_place: true,
+            is_broken: false,
+            step: ms / 100,
+            held: Vec::new(),
+            slowdown: 1.0,
+            stop: None,
+            last_step: None,
+            judged: None,
+            contribution: Contribution::default(),
+        };
+        agreement.handle(Tick(ms * 1000), Input::Beat(OTHER, Arc::new(beat)));
+    }
+
+    fn rate(bytes_per_s: f32) -> Input {
+        Input::Rates(vec![LinkRate {
+            peer: OTHER,
+            bytes_per_s,
+            round_trip_us: 300,
+            is_bound: false,
+        }])
+    }
+
+    /// Profiles sent to the other one.
+    fn told(agreement: &mut Agreement) -> Vec<Arc<Profile>> {
+        let outputs = std::iter::from_fn(|| agreement.poll());
+        let profiles = outputs.filter_map(|output| match output {
+            Output::SendProfile(_, profile) => Some(profile),
+            _ => None,
+        });
+        profiles.collect()
+    }
+
+    #[test]
+    fn a_link_that_becomes_slow_is_told_once_and_leads_to_another_cut() {
+        let mut config = Config::new(4);
+        config.start_peers = 2;
+        let mut agreement = Agreement::new(config, ME, 1, Tick(0), Box::new(ByLink));
+        agreement.handle(Tick(0), Input::Connected(OTHER));
+        let prepared = Input::Prepared {
+            has_data: true,
+            profile: profile(),
+            held: Vec::new(),
+        };
+        agreement.handle(Tick(0), prepared);
+        beat(&mut agreement, 10);
+        agreement.handle(Tick(11_000), Input::Profile(OTHER, Arc::new(profile())));
+        let first = Arc::clone(agreement.view().unwrap());
+        assert_eq!(first.plan.stages.len(), 2);
+        agreement.handle(Tick(12_000), Input::InPlace(first.stamp));
+        agreement.handle(Tick(13_000), rate(11e6));
+        told(&mut agreement);
+        let mut profiles = Vec::new();
+        for ms in (100..6000).step_by(100) {
+            beat(&mut agreement, ms);
+            agreement.handle(Tick(ms * 1000), rate(11e6 + ms as f32));
+            profiles.extend(
+                told(&mut agreement)
+                    .into_iter()
+                    .filter(|told| told.rates.is_empty()),
+            );
+        }
+        assert_eq!(agreement.view().unwrap().stamp, first.stamp);
+        for ms in (6000..9500).step_by(100) {
+            beat(&mut agreement, ms);
+            agreement.handle(Tick(ms * 1000), rate(2e5));
+            profiles.extend(told(&mut agreement));
+        }
+        let slow = profiles
+            .iter()
+            .filter(|profile| profile.rates[0].bytes_per_s == 2e5);
+        assert!((1..=2).contains(&slow.count()), "{profiles:?}");
+        let second = agreement.view().unwrap();
+        assert_eq!(
+            (second.plan.stages.len(), second.after),
+            (1, Some(first.stamp))
+        );
+    }
 }

@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::agreement::{Agreement, Input};
+use skein_gossip::pipeline::links::LinkRate;
 use tokio::sync::mpsc;
 
 use super::super::planner::CutPlanner;
@@ -14,6 +16,12 @@ use super::super::worker::{self, Command, Worker};
 use super::standby::Standby;
 use super::{Done, Driver, Running};
 use crate::run::journal::Entry;
+
+/// How long the frame that shows what a link carries may take, and all of them.
+const PROBE: Duration = Duration::from_secs(1);
+const PROBES: Duration = Duration::from_secs(3);
+/// Peers that are sent one; a plan takes no more devices into account.
+const MOST_PROBED: usize = 16;
 
 impl Driver {
     pub(super) fn load(&mut self) {
@@ -45,6 +53,41 @@ impl Driver {
             let prepared = prepare::prepare(&file, &shape, data, &copies, memory);
             let _ = done.blocking_send(Done::Prepared(prepared.map(Box::new)));
         });
+    }
+
+    /// Sends something to each peer to which nothing was sent yet, so that the first cut is planned with what the links carry. One
+    /// after the other, each peer beginning with another, so that they are not in each other's way.
+    pub(super) fn probe(&mut self, prepared: Box<Prepared>) {
+        let (net, done) = (self.context.net.clone(), self.done.clone());
+        let me = net.local();
+        let mut peers = self.connected.clone();
+        peers.sort_unstable_by_key(|peer| (*peer < me, *peer));
+        tokio::spawn(async move {
+            let unknown = |peer: &PeerId| net.capacity(*peer).is_none_or(|known| known.is_bound);
+            let probing = async {
+                for peer in peers.into_iter().filter(unknown).take(MOST_PROBED) {
+                    net.probe(peer, PROBE).await;
+                }
+            };
+            // Plans do without what is not known by then.
+            let _ = tokio::time::timeout(PROBES, probing).await;
+            let _ = done.send(Done::Probed(prepared)).await;
+        });
+    }
+
+    /// A peer has come while this one takes part: what the link to it carries is not known yet.
+    pub(super) fn probe_newcomer(&self, peer: PeerId) {
+        if self.running.is_some() && !self.is_closed() {
+            let net = self.context.net.clone();
+            tokio::spawn(async move { net.probe(peer, PROBE).await });
+        }
+    }
+
+    /// What the links to the peers that are connected carry.
+    pub(super) fn rates(&self) -> Vec<LinkRate> {
+        let net = &self.context.net;
+        let rate = |peer: &PeerId| Some(LinkRate::new(*peer, net.capacity(*peer)?));
+        self.connected.iter().filter_map(rate).collect()
     }
 
     /// Prepares anew, as after a start: what was in memory is forgotten.
@@ -81,11 +124,12 @@ impl Driver {
         let Prepared {
             facts,
             data,
-            profile,
+            mut profile,
             measured,
             copies,
             skipped,
         } = prepared;
+        profile.rates = self.rates();
         let Some(frames) = self.frames.take() else {
             return;
         };

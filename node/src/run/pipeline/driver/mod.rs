@@ -39,6 +39,8 @@ use crate::run::journal::{Entry, Journal};
 pub(super) enum Done {
     Loaded(Loaded),
     Prepared(Result<Box<Prepared>, String>),
+    /// What the links carry is known, where it can be.
+    Probed(Box<Prepared>),
     Fetched(Want, Result<Vec<(u16, State)>, String>),
     Saved(Result<u64, String>),
     Finished(Result<Digest, String>),
@@ -171,6 +173,7 @@ impl Driver {
             Event::Connected(peer) => {
                 self.connected.push(peer);
                 self.input(Input::Connected(peer));
+                self.probe_newcomer(peer);
             }
             Event::Disconnected(peer) => {
                 self.connected.retain(|connected| *connected != peer);
@@ -223,7 +226,8 @@ impl Driver {
                 self.shape = loaded.shape.or(self.shape.take());
                 self.prepare();
             }
-            Done::Prepared(Ok(prepared)) => self.begin(*prepared),
+            Done::Prepared(Ok(prepared)) => self.probe(prepared),
+            Done::Probed(prepared) => self.begin(*prepared),
             Done::Prepared(Err(reason)) => self.fail(reason),
             Done::Fetched(want, outcome) => self.on_fetched(want, outcome),
             Done::Saved(outcome) => self.on_saved(outcome),
@@ -248,6 +252,10 @@ impl Driver {
     /// Where slow work reports back.
     pub(super) fn done(&self) -> mpsc::Sender<Done> {
         self.done.clone()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// The job is over: the thread ends, memory is given back.
@@ -306,6 +314,7 @@ impl Driver {
         self.context.blobs.expire();
         self.save_if_due();
         self.time_if_standing_by();
+        self.input(Input::Rates(self.rates()));
         let Some(running) = &self.running else { return };
         let samples = running.agreement.step() * u64::from(running.facts.batch);
         self.figures.sample_rate(samples);

@@ -38,7 +38,7 @@ impl Work {
                 step,
                 micro,
                 gradient,
-            } => self.backward(worker, (step, micro, step), &gradient),
+            } => self.backward(worker, (step, micro, step), gradient),
             Op::Apply { step } => self.apply(worker, step),
             Op::Copy { step } => self.copy(worker, step),
             Op::Look {
@@ -53,6 +53,7 @@ impl Work {
     fn forward(&mut self, worker: &mut Worker, at: At, input: Option<Vec<u8>>) -> Result<(), Stop> {
         let began = Instant::now();
         let (samples, weight) = self.share(worker, at.1);
+        self.lend(worker, Some(self.blocks().end - 1), samples);
         let mut labels = Vec::new();
         let output = match input {
             None => {
@@ -61,9 +62,10 @@ impl Work {
                 self.stage.forward(at.1, weight, &batch)
             }
             Some(body) => {
-                let activation =
-                    self.activation(worker, &body, self.blocks().start - 1, samples)?;
-                self.stage.forward(at.1, weight, &activation)
+                let activation = self.activation(worker, body, self.blocks().start - 1, samples)?;
+                let output = self.stage.forward(at.1, weight, &activation);
+                worker.net.buffers().give(activation.into_bytes());
+                output
             }
         };
         let output = output.map_err(failed)?;
@@ -72,7 +74,7 @@ impl Work {
         if self.number == 0 {
             let labels = label_bytes(&labels);
             let last = self.view.plan.stages.len() - 1;
-            self.send(
+            self.send_labels(
                 worker,
                 last,
                 &Head {
@@ -80,10 +82,9 @@ impl Work {
                     ..head
                 },
                 &labels,
-                true,
             )?;
         }
-        self.send(worker, self.number + 1, &head, output.bytes(), false)
+        self.pass(worker, self.number + 1, &head, output)
     }
 
     fn loss(
@@ -95,16 +96,18 @@ impl Work {
     ) -> Result<(), Stop> {
         let began = Instant::now();
         let (samples, weight) = self.share(worker, at.1);
+        self.lend(worker, self.blocks().start.checked_sub(1), samples);
         let loss = match input {
             None => {
                 let (batch, labels) = self.draw(worker, at.0, at.1)?;
                 self.stage.loss(at.1, weight, &batch, &labels)
             }
             Some(body) => {
-                let activation =
-                    self.activation(worker, &body, self.blocks().start - 1, samples)?;
+                let activation = self.activation(worker, body, self.blocks().start - 1, samples)?;
                 let labels = read_labels(labels.as_deref())?;
-                self.stage.loss(at.1, weight, &activation, &labels)
+                let loss = self.stage.loss(at.1, weight, &activation, &labels);
+                worker.net.buffers().give(activation.into_bytes());
+                loss
             }
         };
         let loss = loss.map_err(failed)?;
@@ -114,11 +117,13 @@ impl Work {
         self.pass_back(worker, at, samples, loss.gradient)
     }
 
-    fn backward(&mut self, worker: &mut Worker, at: At, body: &[u8]) -> Result<(), Stop> {
+    fn backward(&mut self, worker: &mut Worker, at: At, body: Vec<u8>) -> Result<(), Stop> {
         let began = Instant::now();
         let (samples, _) = self.share(worker, at.1);
-        let gradient = self.activation(worker, body, self.blocks().end - 1, samples)?;
-        let gradient = self.stage.backward(at.1, &gradient).map_err(failed)?;
+        self.lend(worker, self.blocks().start.checked_sub(1), samples);
+        let upstream = self.activation(worker, body, self.blocks().end - 1, samples)?;
+        let gradient = self.stage.backward(at.1, &upstream).map_err(failed)?;
+        worker.net.buffers().give(upstream.into_bytes());
         self.step_samples += u64::from(samples);
         self.speed.computed(began.elapsed());
         self.pass_back(worker, at, samples, gradient)
@@ -135,7 +140,7 @@ impl Work {
             return Ok(());
         };
         let head = self.head(worker, at, Kind::Backward, samples);
-        self.send(worker, before, &head, gradient.bytes(), false)
+        self.pass(worker, before, &head, gradient)
     }
 
     fn apply(&mut self, worker: &mut Worker, step: u64) -> Result<(), Stop> {
@@ -185,7 +190,7 @@ impl Work {
             (self.looked, self.look_began) = ((0.0, 0), Some(began));
         }
         let (batch, activation);
-        let (x, labels): (skein_model::stage::Input<'_>, Vec<i64>) = match &input {
+        let (x, labels): (skein_model::stage::Input<'_>, Vec<i64>) = match input {
             None => {
                 let Some(data) = &worker.data else {
                     return Err(Stop::Failed("the first stage has no data".into()));
@@ -213,9 +218,9 @@ impl Work {
                     kind: Kind::LookLabels,
                     ..head
                 };
-                self.send(worker, last, &labels_head, &label_bytes(&labels), true)?;
+                self.send_labels(worker, last, &labels_head, &label_bytes(&labels))?;
             }
-            self.send(worker, self.number + 1, &head, output.bytes(), false)?;
+            self.pass(worker, self.number + 1, &head, output)?;
         } else {
             let n_labels = labels.len() as u64;
             let (loss, correct) = self.stage.evaluate_loss(x, &labels).map_err(failed)?;
@@ -280,22 +285,29 @@ impl Work {
         blocks.start as u16..blocks.end as u16
     }
 
-    /// What a frame holds of the output of block `behind`.
+    /// What a frame holds of the output of block `behind`. Its memory is to be given back.
     fn activation(
         &self,
         worker: &Worker,
-        frame: &[u8],
+        frame: Vec<u8>,
         behind: u16,
         samples: u32,
     ) -> Result<Activation, Stop> {
         let shape = worker.facts.shape_behind(behind, samples);
-        let n: i64 = shape.iter().product();
+        let n = shape.iter().product::<i64>() as usize;
         let read = || {
-            let head = Head::read(frame).map_err(|error| error.to_string())?;
+            let head = Head::read(&frame).map_err(|error| error.to_string())?;
             let precision = Precision::of(head.values).map_err(|error| error.to_string())?;
-            let bytes = precision
-                .read(&frame[HEAD_BYTES..], n as usize)
+            if precision == Precision::F32 {
+                return Activation::in_frame(shape, frame, HEAD_BYTES)
+                    .map_err(|error| error.to_string());
+            }
+            let buffers = worker.net.buffers();
+            let mut bytes = buffers.take(4 * n);
+            precision
+                .read(&frame[HEAD_BYTES..], n, &mut bytes)
                 .map_err(|error| error.to_string())?;
+            buffers.give(frame);
             Activation::new(shape, bytes).map_err(|error| error.to_string())
         };
         read().map_err(|reason: String| {

@@ -7,9 +7,10 @@ use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::flow::Flow;
 use skein_gossip::pipeline::frame::{HEAD_BYTES, Head, Kind};
 use skein_gossip::pipeline::message::View;
+use skein_gossip::pipeline::values::Precision;
 use skein_gossip::pipeline::view_key;
 use skein_model::data::Sampler;
-use skein_model::stage::{BlockState, Stage};
+use skein_model::stage::{Activation, BlockState, Stage};
 use tokio::sync::mpsc;
 
 use super::super::outbox::Outbox;
@@ -151,29 +152,65 @@ impl Work {
         }
     }
 
-    /// Sends what follows the head to the host of `stage`; waits for room, and lets the driver interrupt that.
-    pub(super) fn send(
+    /// Memory for what the stage makes next: the output of block `behind` for so many samples, or the gradient of it.
+    pub(super) fn lend(&mut self, worker: &Worker, behind: Option<u16>, samples: u32) {
+        if let Some(behind) = behind {
+            let n: i64 = worker.facts.shape_behind(behind, samples).iter().product();
+            let memory = worker.net.buffers().take(HEAD_BYTES + 4 * n as usize);
+            self.stage.lend(memory, HEAD_BYTES);
+        }
+    }
+
+    /// Sends labels to the host of `stage`.
+    pub(super) fn send_labels(
         &mut self,
         worker: &mut Worker,
         stage: usize,
         head: &Head,
         body: &[u8],
-        is_exact: bool,
     ) -> Result<(), Stop> {
+        let mut frame = Vec::with_capacity(HEAD_BYTES + body.len());
+        head.append(&mut frame);
+        frame.extend_from_slice(body);
+        self.send(worker, stage, frame)
+    }
+
+    /// Sends an activation or a gradient to the host of `stage`, in the job's number format.
+    pub(super) fn pass(
+        &mut self,
+        worker: &mut Worker,
+        stage: usize,
+        head: &Head,
+        values: Activation,
+    ) -> Result<(), Stop> {
+        let precision = worker.facts.pipeline.values.on_the_wire();
+        let head = Head {
+            values: precision as u8,
+            ..*head
+        };
+        let mut bytes = Vec::with_capacity(HEAD_BYTES);
+        head.append(&mut bytes);
+        let frame = match precision {
+            Precision::F32 => values.into_frame(&bytes),
+            _ => {
+                let n_bytes = precision.n_bytes(values.bytes().len() / 4);
+                let buffers = worker.net.buffers();
+                let mut frame = buffers.take(HEAD_BYTES + n_bytes.unwrap_or(0));
+                frame.clear();
+                frame.extend_from_slice(&bytes);
+                precision.append(values.bytes(), &mut frame);
+                buffers.give(values.into_bytes());
+                frame
+            }
+        };
+        self.send(worker, stage, frame)
+    }
+
+    /// Sends a frame to the host of `stage`; waits for room, and lets the driver interrupt that.
+    fn send(&mut self, worker: &mut Worker, stage: usize, frame: Vec<u8>) -> Result<(), Stop> {
         let Some(host) = self.view.plan.stages.get(stage).map(|stage| stage.host) else {
             return Ok(());
         };
-        let mut frame = Vec::with_capacity(HEAD_BYTES + body.len());
-        let precision = worker.facts.pipeline.values.on_the_wire();
-        let head = Head {
-            values: if is_exact { 0 } else { precision as u8 },
-            ..*head
-        };
-        head.append(&mut frame);
-        match is_exact {
-            true => frame.extend_from_slice(body),
-            false => precision.append(body, &mut frame),
-        }
         self.bytes_out += frame.len() as u64;
         let queue = self.outbox.queue(host);
         let began = Instant::now();
