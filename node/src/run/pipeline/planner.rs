@@ -6,11 +6,13 @@ use std::sync::Arc;
 use skein_gossip::pipeline::agreement::{Candidate, Planned, Planner};
 use skein_gossip::pipeline::message::Profile;
 use skein_gossip::pipeline::plan::{Blocks, Plan, Stage};
-use skein_model::plan::{self, Device, Links, Placement, PlanError, Prediction, Time, Work};
+use skein_model::plan::{
+    self, Device, Links, Placement, PlanError, Prediction, Stashing, Time, Work,
+};
 
 use super::facts::Facts;
 use crate::control::{Hex, PlanStatus, PlannedStage};
-use crate::job::strategy::pipeline::{Cut, Schedule};
+use crate::job::strategy::pipeline::Cut;
 
 /// Bytes per second that a link is reckoned with before it was measured: 100 Mbit/s.
 const UNMEASURED_RATE: f64 = 12.5e6;
@@ -107,9 +109,14 @@ impl CutPlanner {
         let work = Work {
             profile,
             micro_batch: pipeline.samples(self.facts.batch, 0) as usize,
-            n_micro: pipeline.micro_batches as usize,
+            n_micro: pipeline.n_micro() as usize,
             recompute: pipeline.recompute,
-            hides_transfers: pipeline.schedule == Schedule::OneForwardOneBackward,
+            hides_transfers: pipeline.hides_transfers(),
+            stashing: match (pipeline.is_asynchronous(), pipeline.syncs_versions()) {
+                (false, _) => Stashing::None,
+                (true, false) => Stashing::Own,
+                (true, true) => Stashing::VerticalSync,
+            },
         };
         Some(Problem {
             hosts,

@@ -116,6 +116,8 @@ impl Driver {
             saved: (Instant::now(), newest),
             saving: false,
             ended: false,
+            undone: 0,
+            distrusted: None,
         });
         for peer in self.connected.clone() {
             self.input(Input::Connected(peer));
