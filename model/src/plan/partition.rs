@@ -345,7 +345,7 @@ pub(crate) mod tests {
             shared: bool,
             recompute: bool,
             hides_transfers: bool,
-            stashing in 0..3,
+            stashing in 0usize..3,
         ) {
             let stashing = [Stashing::None, Stashing::Own, Stashing::VerticalSync][stashing];
             let mut work = Work { recompute, hides_transfers, stashing, ..work(&seconds, 4) };

@@ -383,22 +383,22 @@ fn recomputation_changes_no_bit_of_stashed_stages() {
 fn four_stages_that_wait_for_nobody_learn_the_digits_as_well_as_one() {
     let splits = splits();
     let config = ModelConfig::Cnn {};
-    let (rate, rounds) = (0.05, 300);
-    let sgd = OptimiserConfig::Sgd {
-        lr: rate,
-        momentum: 0.5,
-        weight_decay: 0.0,
-        nesterov: false,
-    };
-    let learn = |cuts: &[usize], vertical: bool, aggregate_every: Option<u64>| {
+    let calm = (0.05, 0.5);
+    let learn = |cuts: &[usize], vertical: bool, aggregate_every: Option<u64>, (lr, momentum)| {
+        let sgd = OptimiserConfig::Sgd {
+            lr,
+            momentum,
+            weight_decay: 0.0,
+            nesterov: false,
+        };
         let mut pipeline = Pipeline::new(&config, cuts, &sgd, vertical);
         let mut sampler = Sampler::new(&Split::All {}, splits.train.labels(), 0, 0, 0).unwrap();
         let n = cuts.len() - 1;
         for (i, stage) in pipeline.stages.iter_mut().enumerate() {
             let versions = if vertical { n } else { n - i };
-            stage.set_learning_rate(rate / versions as f64).unwrap();
+            stage.set_learning_rate(lr / versions as f64).unwrap();
         }
-        for _ in 0..rounds {
+        for _ in 0..300 {
             pipeline.round(&splits.train, &sampler.next_rows(32));
             for stage in &mut pipeline.stages {
                 let is_due = |every| stage.newest() > 0 && stage.newest().is_multiple_of(every);
@@ -424,20 +424,18 @@ fn four_stages_that_wait_for_nobody_learn_the_digits_as_well_as_one() {
         };
         correct as f64 / rows.len() as f64
     };
-    let synchronous = learn(&[0, 4], false, None);
     let cuts = [0, 1, 2, 3, 4];
-    let accuracies = [
-        learn(&cuts, false, None),
-        learn(&cuts, false, Some(5)),
-        learn(&cuts, true, None),
-    ];
-    println!("one stage {synchronous}, four {accuracies:?}");
-    assert!(synchronous > 0.95, "{synchronous}");
-    let [own, aggregated, synced] = accuracies.map(|accuracy| synchronous - accuracy);
+    let one = learn(&[0, 4], false, None, calm);
+    let own = learn(&cuts, false, None, calm);
+    let synced = learn(&cuts, true, None, calm);
+    // Much momentum and old gradients do not go together, unless the versions are averaged.
+    let aggregated = learn(&cuts, false, Some(5), (0.02, 0.9));
+    println!("one stage {one}, four {own}, {synced} with vertical sync, {aggregated} aggregated");
+    assert!(one > 0.95, "{one}");
     assert!(
-        own < 0.02 && aggregated < 0.02,
-        "{synchronous} {accuracies:?}"
+        own > one - 0.02 && aggregated > one - 0.02,
+        "{one} {own} {aggregated}"
     );
     // All stages are as late as the first one.
-    assert!(synced < 0.06, "{synchronous} {accuracies:?}");
+    assert!(synced > one - 0.06, "{one} {synced}");
 }
