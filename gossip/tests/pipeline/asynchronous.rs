@@ -120,3 +120,18 @@ fn it_ends_with_one_model_also_where_a_peer_dies_at_the_end() {
         }
     }
 }
+
+#[test]
+fn a_new_cut_begins_at_a_line_that_the_old_one_makes_and_no_step_is_made_twice() {
+    for seed in seeds(20) {
+        let mut world = started(seed, 3);
+        world.config.last_step = Some(1500);
+        world.jitter = 2;
+        let victim = id(2 + (seed % 2) as u8);
+        world.at(2500 * MS, Event::Slow(victim, 3.0));
+        world.run_to_the_end(120 * SECOND);
+        check_one(&world);
+        assert!(world.n_views() > 1, "seed {seed}: {:?}", world.views);
+        assert_eq!(world.steps_made, 1500, "seed {seed}: {:?}", world.views);
+    }
+}
