@@ -3,8 +3,8 @@
 //! update with every backward pass, no flush). There a step is what the full pipeline takes per micro-batch, which is the
 //! time of the slowest stage or link, or of the way there and back shared by those in flight.
 //!
-//! A stage makes a backward pass where one is due, else a forward pass if it may have one more micro-batch in flight; the
-//! last stage makes both at once. Sending overlaps computing; a link carries one message at a time (in each direction,
+//! A stage makes a backward pass where one is due, else a forward pass if it may have one more micro-batch in flight, where
+//! steps overlap the other way round; the last stage makes both at once. Sending overlaps computing; a link carries one message at a time (in each direction,
 //! unless both share its rate).
 
 use std::cmp::Reverse;
@@ -104,6 +104,7 @@ fn overlapping(mut stages: Vec<Stage>, links: &Links, busy: &mut [f64]) -> f64 {
     }
     let n = LEAST_TIMED.max(TIMED * stages.len());
     let mut run = Run::new(stages, 2 * n, links);
+    run.overlaps = true;
     let mut computed = vec![0.0; busy.len()];
     run.begin(&mut computed);
     let mut half = 0.0;
@@ -214,6 +215,8 @@ struct State {
 }
 
 struct Run {
+    /// Whether forward passes go first.
+    overlaps: bool,
     stages: Vec<Stage>,
     states: Vec<State>,
     n_micro: usize,
@@ -235,6 +238,7 @@ impl Run {
             backwards: 0,
         };
         Self {
+            overlaps: false,
             states: (0..stages.len()).map(state).collect(),
             free: vec![[0.0; 2]; stages.len()],
             n_micro,
@@ -331,14 +335,16 @@ impl Run {
             return;
         }
         let has_come = state.activations > state.forwards;
-        let may_go = state.forwards - state.backwards < times.depth;
+        let may_go = !is_last && has_come && state.forwards - state.backwards < times.depth;
         let (doing, seconds) = if state.backwards == self.n_micro {
             (Doing::Update, times.update)
         } else if is_last && has_come {
             (Doing::Both, times.forward + times.backward)
+        } else if may_go && self.overlaps {
+            (Doing::Forward, times.forward)
         } else if state.gradients > state.backwards {
             (Doing::Backward, times.backward)
-        } else if !is_last && has_come && may_go {
+        } else if may_go {
             (Doing::Forward, times.forward)
         } else {
             return;

@@ -305,6 +305,12 @@ impl<P> Flow<P> {
             self.step_made();
             return Some(Op::Apply { step: self.applied });
         }
+        // Where steps overlap those behind are kept busy first (FTPipeHD lets no backward pass by while there is room).
+        if self.shape.asynchronous
+            && let Some(op) = self.go_forward()
+        {
+            return Some(op);
+        }
         if self.backward < self.forward
             && let Some((_, gradient)) = self.arrived.remove(&(Kind::Backward, self.backward))
         {
