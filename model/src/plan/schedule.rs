@@ -103,7 +103,9 @@ fn overlapping(mut stages: Vec<Stage>, links: &Links, busy: &mut [f64]) -> f64 {
         *busy = stage.forward + stage.backward;
     }
     let n = LEAST_TIMED.max(TIMED * stages.len());
-    let mut run = Run::new(stages, 2 * n, links);
+    // It is still full when the last one that is timed comes back.
+    let behind = stages.first().map_or(0, |first| first.depth);
+    let mut run = Run::new(stages, 2 * n + behind, links);
     run.overlaps = true;
     let mut computed = vec![0.0; busy.len()];
     run.begin(&mut computed);

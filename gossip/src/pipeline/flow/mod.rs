@@ -8,10 +8,10 @@
 //! *Synchronous* (the default): one step is `micro` micro-batches; the weights change when all have come back. Backward goes
 //! first where both could be done (1F1B), and at most `depth` micro-batches are kept for their way back. Gradients are added up
 //! in the order of the micro-batches, so a step's result does not depend on timing, on the cut, nor on who computes it.
-//! *Asynchronous* (FTPipeHD): a step is one micro-batch and the next goes forward before it has come back; its backward uses
-//! the weights of its forward (weight stashing), which the head of a frame names (vertical sync). An update follows each
-//! backward at once, so copies of one step are the weights after as many updates on all stages, and looks pass them all by:
-//! each stage waits for a look with those weights, as long as that is on its way.
+//! *Asynchronous* (FTPipeHD): a step is one micro-batch, and the next goes forward before it has come back, before all else as
+//! long as fewer than `depth` are on their way; its backward uses the weights of its forward (weight stashing), which the head
+//! of a frame names (vertical sync). An update follows each backward at once, so copies of one step are the weights after as
+//! many updates on all stages, and so is what looks judge: each stage waits for a look with those weights.
 //!
 //! Bound: what has arrived and is not used yet is at most [`Shape::window`] frames per kind; frames beyond are refused, and
 //! with them every frame that does not belong to the steps in work.
@@ -305,7 +305,7 @@ impl<P> Flow<P> {
             self.step_made();
             return Some(Op::Apply { step: self.applied });
         }
-        // Where steps overlap those behind are kept busy first (FTPipeHD lets no backward pass by while there is room).
+        // Where steps overlap those behind are kept busy first: FTPipeHD goes backward only when there is no room for more.
         if self.shape.asynchronous
             && let Some(op) = self.go_forward()
         {
