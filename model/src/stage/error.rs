@@ -95,13 +95,13 @@ pub enum StageError {
     #[error("micro-batch {micro} is in flight already")]
     InFlightAlready {
         /// Number of the micro-batch.
-        micro: u32,
+        micro: u64,
     },
     /// No forward pass of this micro-batch is kept.
     #[error("micro-batch {micro} is not in flight")]
     NotInFlight {
         /// Number of the micro-batch.
-        micro: u32,
+        micro: u64,
     },
     /// It cannot be done while micro-batches are in flight.
     #[error("{n} micro-batches are in flight: finish or drop them first")]

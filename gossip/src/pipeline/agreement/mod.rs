@@ -250,6 +250,9 @@ impl Agreement {
             } => {
                 self.own.has_data = has_data;
                 self.own.holding = Holding::from_runs(&held, self.config.n_blocks);
+                if let Some(view) = self.view.clone() {
+                    self.forget_undone(&view);
+                }
                 self.own.standing = Standing::Ready;
                 self.set_profile(profile);
                 self.is_news = true;

@@ -31,9 +31,7 @@ impl Agreement {
             self.safe = self.safe.min(view.from);
             self.safe_before = self.safe_before.min(view.from);
             self.forgotten = self.forgotten.min(view.from);
-            if !self.config.is_exact {
-                self.own.holding.retain(|step, _| step <= view.from);
-            }
+            self.forget_undone(&view);
         }
         for host in view.plan.hosts() {
             if host != self.me && !self.heard.contains_key(&host) {
@@ -51,6 +49,13 @@ impl Agreement {
         } else {
             Output::Halt(view)
         });
+    }
+
+    /// Where a step made again is another one, copies beyond the line that `view` goes back to are of no use any more.
+    pub(super) fn forget_undone(&mut self, view: &View) {
+        if !self.config.is_exact && view.after.is_none() {
+            self.own.holding.retain(|step, _| step <= view.from);
+        }
     }
 
     fn count_setback(&mut self, view: &View) {

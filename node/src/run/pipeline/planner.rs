@@ -7,12 +7,14 @@ use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::agreement::{Candidate, Planned, Planner};
 use skein_gossip::pipeline::message::Profile;
 use skein_gossip::pipeline::plan::{Blocks, Plan, Stage};
-use skein_model::plan::{self, Device, Links, Placement, PlanError, Prediction, Time, Work};
+use skein_model::plan::{
+    self, Device, Links, Placement, PlanError, Prediction, Stashing, Time, Work,
+};
 
 use super::facts::Facts;
 use super::links;
 use crate::control::{Hex, PlanStatus, PlannedLink, PlannedStage};
-use crate::job::strategy::pipeline::{Cut, Schedule};
+use crate::job::strategy::pipeline::Cut;
 
 /// Lines of each block that are held at once: the newest safe one, the one before it, and one under way.
 const LINES: u64 = 3;
@@ -100,9 +102,14 @@ impl CutPlanner {
         let work = Work {
             profile,
             micro_batch: pipeline.samples(self.facts.batch, 0) as usize,
-            n_micro: pipeline.micro_batches as usize,
+            n_micro: pipeline.n_micro() as usize,
             recompute: pipeline.recompute,
-            hides_transfers: pipeline.schedule == Schedule::OneForwardOneBackward,
+            hides_transfers: pipeline.hides_transfers(),
+            stashing: match (pipeline.is_asynchronous(), pipeline.syncs_versions()) {
+                (false, _) => Stashing::None,
+                (true, false) => Stashing::Own,
+                (true, true) => Stashing::VerticalSync,
+            },
         };
         Some(Problem {
             hosts,

@@ -159,7 +159,12 @@ impl Agreement {
             .max(1.0);
         let notice = NOTICE + self.move_time(&view.plan, &best.plan, &candidates);
         let steps = (notice.as_micros() as f64 / step_us).ceil().clamp(1.0, 1e6) as u64;
-        let line = self.step() + UNMARKED + steps;
+        // Where steps overlap the first stage is ahead of the others by what is on its way, transfers included.
+        let ahead = match self.config.is_exact {
+            true => 0,
+            false => 2 * view.plan.stages.len() as u64,
+        };
+        let line = self.step() + UNMARKED + steps + ahead;
         if self.own.last_step.is_none_or(|last| line < last) {
             self.propose(best.plan, line, Some(view.stamp));
         }

@@ -193,6 +193,8 @@ impl Driver {
             saving: false,
             standby,
             ended: false,
+            undone: 0,
+            distrusted: None,
         });
         for peer in self.connected.clone() {
             self.input(Input::Connected(peer));

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 use skein_gossip::ids::{Digest, PeerId};
 use skein_gossip::message::{self, StateRequest, StateResponse};
 use skein_gossip::pipeline::agreement::{Agreement, Input, Want};
-use skein_gossip::pipeline::message::{DataShape, Message};
+use skein_gossip::pipeline::message::{DataShape, Message, View};
 use skein_gossip::time::Tick;
+use skein_gossip::view::Stamp;
 use skein_gossip::wire::codec;
 use skein_model::data::Splits;
 use skein_model::plan::Profile;
@@ -41,7 +42,8 @@ pub(super) enum Done {
     Prepared(Result<Box<Prepared>, String>),
     /// What the links carry is known, where it can be.
     Probed(Box<Prepared>),
-    Fetched(Want, Result<Vec<(u16, State)>, String>),
+    /// With how often work had been undone when it was asked for.
+    Fetched(Want, u64, Result<Vec<(u16, State)>, String>),
     Saved(Result<u64, String>),
     Finished(Result<Digest, String>),
     Measured(Result<Profile, String>),
@@ -62,6 +64,32 @@ pub(super) struct Running {
     standby: standby::Standby,
     /// The thread is gone.
     ended: bool,
+    /// How often work was undone that is made again differently.
+    undone: u64,
+    /// Step and first block of copies that could not be had as a change against those held.
+    distrusted: Option<(u64, u16)>,
+}
+
+impl Running {
+    /// Whether a step that is made again is the same.
+    fn is_exact(&self) -> bool {
+        !self.facts.pipeline.is_asynchronous()
+    }
+
+    /// Work is halted for `view`: drops the copies that are no part of it any more.
+    fn undo(&mut self, view: &View) {
+        if !self.is_exact() && view.after.is_none() {
+            self.copies.undo(view.from);
+            self.saved.1 = self.saved.1.min(view.from);
+            self.undone += 1;
+        }
+    }
+
+    /// Whether lines made in the view `made` are lines of the job.
+    fn counts(&self, made: Stamp) -> bool {
+        let counts = |view: &Arc<View>| view.stamp == made || view.after == Some(made);
+        self.is_exact() || self.agreement.view().is_some_and(counts)
+    }
 }
 
 pub(super) struct Driver {
@@ -229,7 +257,7 @@ impl Driver {
             Done::Prepared(Ok(prepared)) => self.probe(prepared),
             Done::Probed(prepared) => self.begin(*prepared),
             Done::Prepared(Err(reason)) => self.fail(reason),
-            Done::Fetched(want, outcome) => self.on_fetched(want, outcome),
+            Done::Fetched(want, undone, outcome) => self.on_fetched(want, undone, outcome),
             Done::Saved(outcome) => self.on_saved(outcome),
             Done::Measured(measured) => self.on_measured(measured),
             Done::Finished(Ok(digest)) => {

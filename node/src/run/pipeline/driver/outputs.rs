@@ -46,6 +46,7 @@ impl Driver {
                     );
                 }
                 Output::Halt(view) => {
+                    running.undo(&view);
                     self.order(Command::Halt);
                     self.write_view(&view);
                     self.write_setback(&view);

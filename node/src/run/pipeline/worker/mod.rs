@@ -2,10 +2,11 @@
 //!
 //! In: frames of neighbouring stages and [`Command`]s of the driver. Out: frames to neighbours, [`Event`]s to the driver.
 
-mod compute;
 mod rest;
 mod speed;
+mod hosted;
 mod work;
+mod compute;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -63,6 +64,8 @@ pub(super) enum Event {
     Stepped(Step),
     /// A copy of the own blocks at a line.
     Copied {
+        /// In which it was made.
+        view: Stamp,
         step: u64,
         states: Vec<(u16, State)>,
     },

@@ -8,11 +8,23 @@ use skein_gossip::pipeline::message::BlockTime;
 /// Steps of which the middle one counts: a device that is slowed is seen after three, and two slow steps are no news.
 const STEPS: usize = 5;
 
+/// What was computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    Forward,
+    Backward,
+    /// Both at once, on the last stage.
+    Both,
+    Update,
+}
+
 /// See the module's header.
 #[derive(Debug)]
 pub(super) struct Speed {
-    /// Seconds of a step's passes by the profile.
-    profiled: f64,
+    /// Seconds of a micro-batch's passes by the profile, forward and backward.
+    profiled: [f64; 2],
+    /// What the passes since the last step should have taken. Where steps overlap it need not be as many of each kind.
+    expected: f64,
     /// Of the last steps; none until the first, which makes room for all that follow, is over.
     ratios: Option<VecDeque<f32>>,
     computing: Duration,
@@ -21,13 +33,13 @@ pub(super) struct Speed {
 
 impl Speed {
     /// Of a stage of blocks that take `times` per micro-batch.
-    pub(super) fn new(times: &[BlockTime], micro_batches: u32) -> Self {
-        let sum: f64 = times
-            .iter()
-            .map(|time| f64::from(time.forward_us) + f64::from(time.backward_us))
-            .sum();
+    pub(super) fn new(times: &[BlockTime]) -> Self {
+        let sum = |us: fn(&BlockTime) -> f32| -> f64 {
+            times.iter().map(|time| f64::from(us(time)) / 1e6).sum()
+        };
         Self {
-            profiled: sum * f64::from(micro_batches) / 1e6,
+            profiled: [sum(|time| time.forward_us), sum(|time| time.backward_us)],
+            expected: 0.0,
             ratios: None,
             computing: Duration::ZERO,
             waiting: Duration::ZERO,
@@ -35,8 +47,15 @@ impl Speed {
     }
 
     /// A pass took so long.
-    pub(super) fn computed(&mut self, time: Duration) {
+    pub(super) fn computed(&mut self, pass: Pass, time: Duration) {
         self.computing += time;
+        let [forward, backward] = self.profiled;
+        self.expected += match pass {
+            Pass::Forward => forward,
+            Pass::Backward => backward,
+            Pass::Both => forward + backward,
+            Pass::Update => 0.0,
+        };
     }
 
     /// Nothing could be done for so long.
@@ -50,7 +69,7 @@ impl Speed {
             std::mem::take(&mut self.computing),
             std::mem::take(&mut self.waiting),
         );
-        let ratio = computing.as_secs_f64() / self.profiled;
+        let ratio = computing.as_secs_f64() / std::mem::take(&mut self.expected);
         let Some(ratios) = &mut self.ratios else {
             self.ratios = Some(VecDeque::with_capacity(STEPS));
             return (computing, waiting, None);
@@ -75,9 +94,13 @@ mod tests {
             forward_us: 1000.0,
             backward_us: 2000.0,
         }];
-        let mut speed = Speed::new(&times, 4);
+        let mut speed = Speed::new(&times);
         let mut step = |ms| {
-            speed.computed(Duration::from_millis(ms));
+            for _ in 0..4 {
+                speed.computed(Pass::Forward, Duration::ZERO);
+                speed.computed(Pass::Backward, Duration::ZERO);
+            }
+            speed.computed(Pass::Update, Duration::from_millis(ms));
             speed.waited(Duration::from_millis(5));
             speed.stepped()
         };
@@ -91,10 +114,28 @@ mod tests {
     }
 
     #[test]
+    fn a_stage_is_not_slow_for_passes_that_go_ahead_of_their_step() {
+        let times = [BlockTime {
+            forward_us: 1000.0,
+            backward_us: 2000.0,
+        }];
+        let mut speed = Speed::new(&times);
+        speed.stepped();
+        for _ in 0..5 {
+            speed.computed(Pass::Forward, Duration::from_millis(1));
+        }
+        speed.computed(Pass::Backward, Duration::from_millis(2));
+        let slowdown = speed.stepped().2.unwrap();
+        assert!((slowdown - 1.0).abs() < 1e-6, "{slowdown}");
+        speed.computed(Pass::Both, Duration::from_millis(3));
+        assert!((speed.stepped().2.unwrap() - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
     fn without_a_profile_nothing_is_slow() {
-        let mut speed = Speed::new(&[], 4);
+        let mut speed = Speed::new(&[]);
         for _ in 0..3 {
-            speed.computed(Duration::from_millis(9));
+            speed.computed(Pass::Forward, Duration::from_millis(9));
             assert_eq!(speed.stepped().2, None);
         }
     }

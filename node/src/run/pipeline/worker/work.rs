@@ -10,11 +10,12 @@ use skein_gossip::pipeline::message::View;
 use skein_gossip::pipeline::values::Precision;
 use skein_gossip::pipeline::view_key;
 use skein_model::data::Sampler;
-use skein_model::stage::{Activation, BlockState, Stage};
+use skein_model::stage::{Activation, BlockState};
 use tokio::sync::mpsc;
 
 use super::super::outbox::Outbox;
 use super::super::store::State;
+use super::hosted::Hosted;
 use super::rest::Rest;
 use super::speed::Speed;
 use super::{Command, Stop, Worker};
@@ -29,7 +30,7 @@ pub(super) struct Work {
     pub(super) view: Arc<View>,
     pub(super) key: u64,
     pub(super) number: usize,
-    pub(super) stage: Stage,
+    pub(super) stage: Hosted,
     pub(super) flow: Flow<Vec<u8>>,
     pub(super) outbox: Outbox,
     pub(super) lost: mpsc::Receiver<()>,
@@ -63,19 +64,18 @@ impl Work {
         };
         let facts = &worker.facts;
         let blocks = own.blocks.clone();
-        let mut stage = facts.stage(blocks.clone())?;
-        for (block, bytes) in states.into_iter().flatten() {
+        let decode = |(block, bytes): (u16, State)| {
             let layout = facts
                 .blocks
                 .get(usize::from(block))
                 .ok_or("a copy of a block that the model does not have")?;
-            let state = BlockState::decode(&bytes, layout).map_err(|error| error.to_string())?;
-            stage
-                .load_block(&state)
-                .map_err(|error| error.to_string())?;
-        }
+            BlockState::decode(&bytes, layout).map_err(|error| error.to_string())
+        };
+        let states = states.into_iter().flatten().map(decode);
+        let states = states.collect::<Result<Vec<_>, String>>()?;
         let n_stages = view.plan.stages.len();
         let shape = facts.pipeline.shape(number, n_stages, facts.looks);
+        let stage = Hosted::new(facts, &shape, blocks.clone(), &states)?;
         // One notice of a loss is enough.
         let (lost_sender, lost) = mpsc::channel(1);
         let times = worker
@@ -95,7 +95,7 @@ impl Work {
             loss: 0.0,
             looked: (0.0, 0),
             looked_labels: 0,
-            speed: Speed::new(times.unwrap_or_default(), facts.pipeline.micro_batches),
+            speed: Speed::new(times.unwrap_or_default()),
             bytes_in: 0,
             bytes_out: 0,
             step_samples: 0,
@@ -143,6 +143,7 @@ impl Work {
         };
         let is_time = match worker.look_every {
             Some(every) => next % every == 0,
+            None if self.flow.is_to_look() => false,
             None => self.last_look.is_none_or(|(at, took)| {
                 took.as_secs_f64() <= LOOK_SHARE * at.elapsed().as_secs_f64()
             }),
