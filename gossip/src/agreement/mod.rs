@@ -121,6 +121,9 @@ pub struct Agreement {
     /// When the end began here, and when this peer gives up judging its replica because others were done long before.
     ended_at: Tick,
     abstain_at: Option<Tick>,
+    /// Since when nobody that is alive has the weights to close with; and whether there is a replica to offer instead.
+    lost_since: Option<Tick>,
+    has_replica: bool,
     progress: (u64, f32, Contribution),
     /// What the others plan with.
     pace: Pace,
@@ -168,6 +171,8 @@ impl Agreement {
             decided_at: now,
             ended_at: now,
             abstain_at: None,
+            lost_since: None,
+            has_replica: false,
             progress: (0, 0.0, Contribution::default()),
             pace: Pace::default(),
             train_samples: 0,
