@@ -48,6 +48,8 @@ pub struct Beat {
     pub standing: Standing,
     /// Whether it holds the data, and so can host the first stage.
     pub has_data: bool,
+    /// Whether it has room for the whole model, and so keeps whole lines.
+    pub has_room: bool,
     /// The newest view it holds.
     pub view: Option<Stamp>,
     /// Whether it holds all it needs for that view, and works in it.
@@ -58,6 +60,8 @@ pub struct Beat {
     pub step: u64,
     /// Copies of blocks that it holds; those of step 0 need not be said.
     pub held: Vec<Held>,
+    /// The line that peers with room collect; the steward's word counts.
+    pub global: Option<u64>,
     /// What a step takes its stage, by what its profile says: 2.0 is twice as slow as profiled. 1.0 if it hosts none.
     pub slowdown: f32,
     /// Why the job is to end, as far as it knows.

@@ -9,6 +9,7 @@
 mod beats;
 mod closing;
 mod events;
+mod global;
 mod lead;
 mod lines;
 mod place;
@@ -20,12 +21,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::copies::Holding;
+use super::copies::{Held, Holding};
 use super::message::{Beat, Judged, Profile, Standing, View};
 use crate::ids::PeerId;
 use crate::membership::{self, Membership};
 use crate::time::Tick;
 use crate::view::{Contribution, Stamp};
+use global::Global;
 use lead::Lead;
 use wants::Wants;
 
@@ -38,6 +40,9 @@ pub struct Config {
     pub start_peers: usize,
     /// Copies of each stage beside its host's own.
     pub copies: usize,
+    /// Steps between two lines that peers with room get whole; more where the links do not carry them that fast. None: as often as
+    /// takes a sixteenth of the time. 0: never.
+    pub global_every: Option<u64>,
     /// The job's last step, if it has one.
     pub last_step: Option<u64>,
     /// What follows on the loss of a host, and whether cuts change while all live.
@@ -78,6 +83,7 @@ impl Config {
             n_blocks,
             start_peers: 1,
             copies: 2,
+            global_every: None,
             last_step: None,
             cutting: Cutting::default(),
             is_exact: true,
@@ -116,6 +122,7 @@ struct Heard {
 struct Own {
     standing: Standing,
     has_data: bool,
+    has_room: bool,
     holding: Holding,
     profile: Option<Arc<Profile>>,
     in_place: bool,
@@ -150,6 +157,9 @@ pub struct Agreement {
     safe: u64,
     safe_before: u64,
     forgotten: u64,
+    /// Copies older than that which are held all the same.
+    held_longer: Vec<Held>,
+    global: Global,
     chose_last: bool,
     finishing: bool,
     closed: bool,
@@ -174,6 +184,7 @@ impl Agreement {
         let own = Own {
             standing: Standing::Preparing,
             has_data: false,
+            has_room: false,
             holding: Holding::default(),
             profile: None,
             in_place: false,
@@ -203,6 +214,8 @@ impl Agreement {
             safe: 0,
             safe_before: 0,
             forgotten: 0,
+            held_longer: Vec::new(),
+            global: Global::default(),
             chose_last: false,
             finishing: false,
             closed: false,
@@ -243,6 +256,10 @@ impl Agreement {
                 self.own.holding = Holding::from_runs(&held, self.config.n_blocks);
                 self.own.standing = Standing::Ready;
                 self.set_profile(profile);
+                self.is_news = true;
+            }
+            Input::Room(has_room) => {
+                self.own.has_room = has_room;
                 self.is_news = true;
             }
             Input::Unable(reason) => {
@@ -319,6 +336,7 @@ impl Agreement {
     fn settle(&mut self) {
         self.miss_hosts();
         self.lead();
+        self.replicate();
         self.count_copies();
         self.take_place();
         self.close();

@@ -220,9 +220,13 @@ impl World {
                 }
                 self.pass(peer, Point::Safe);
             }
-            Output::Forget(before) => {
+            Output::Forget { before, but } => {
                 let store = &mut self.peers.get_mut(&peer).unwrap().store;
-                store.retain(|(_, step), _| *step >= before);
+                store.retain(|(block, step), _| {
+                    let mut but = but.iter();
+                    *step >= before
+                        || but.any(|held| held.step == *step && held.blocks().contains(block))
+                });
                 self.pass(peer, Point::Forget);
             }
             Output::Fetch(want) => {

@@ -89,7 +89,7 @@ impl Agreement {
     }
 
     /// Whether others know what this peer cannot know yet: it was away, or has not been told the view that they hold.
-    fn is_ignorant(&self) -> bool {
+    pub(super) fn is_ignorant(&self) -> bool {
         let settling = 3 * self.membership.times().beat_every;
         let was_away = self.lead.was_away;
         let others = self.heard.iter();
