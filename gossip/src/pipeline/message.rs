@@ -98,6 +98,8 @@ pub struct Profile {
     pub rates: Vec<(PeerId, f32)>,
     /// What its data looks like, if it holds the data.
     pub data: Option<DataShape>,
+    /// Hash of the weights that the job starts from, if it holds them.
+    pub weights: Option<Digest>,
 }
 
 /// What those need to know of the data that do not hold it.

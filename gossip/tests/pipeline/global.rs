@@ -155,3 +155,56 @@ fn collecting_holds_up_no_copies_along_the_chain() {
         assert!(behind_with <= 2 * behind + 6, "{behind} {behind_with}");
     }
 }
+
+/// Peers that train from given weights; those in `given` have them on disk.
+fn continued(seed: u64, n: u8, given: &[u8]) -> World {
+    let mut world = World::new(seed, n, 60);
+    world.config.is_seeded = false;
+    for peer in 1..=n {
+        world.add(peer, peer <= 2, 3000);
+        let at = world.between(0, 500) * MS;
+        world.at(at, Event::Start(id(peer), true));
+    }
+    given.iter().for_each(|peer| world.give_weights(*peer));
+    world
+}
+
+#[test]
+fn a_job_on_given_weights_gets_them_from_whoever_has_them() {
+    for seed in seeds(40) {
+        let n = 2 + (seed % 4) as u8;
+        let mut world = continued(seed, n, &[1 + (seed / 4 % u64::from(n)) as u8]);
+        world.line_every = 1 + seed % 20;
+        let at = world.between(1000, 2000) * MS;
+        if seed % 2 == 0 {
+            world.at(at, Event::Kill(id(n)));
+            world.at(at + SECOND, Event::Start(id(n), true));
+        }
+        world.run_to_the_end(20 * SECOND);
+        world.check_exact();
+        let first = world.fetched.iter().filter(|(_, _, want)| want.step == 0);
+        assert!(first.count() > 0, "only one peer had them");
+    }
+}
+
+#[test]
+fn a_job_on_given_weights_waits_for_them_and_says_so() {
+    for seed in seeds(10) {
+        let mut world = continued(seed, 3, &[]);
+        world.run(3 * SECOND);
+        let reasons: Vec<&str> = world
+            .peers
+            .values()
+            .filter_map(|peer| peer.agreement.paused())
+            .collect();
+        assert!(
+            reasons.len() == 1 && reasons[0].contains("the weights"),
+            "{reasons:?}"
+        );
+        world.kill(id(3));
+        world.give_weights(3);
+        world.at(world.now, Event::Start(id(3), true));
+        world.run_to_the_end(20 * SECOND);
+        world.check_exact();
+    }
+}

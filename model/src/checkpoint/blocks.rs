@@ -24,7 +24,7 @@ const PART: usize = 1 << 16;
 ///
 /// # Errors
 /// A state that cannot be had, is of another block or of another step than the first one's; a disk that is full or cannot be written.
-pub fn export_blocks<B: AsRef<[u8]>>(
+pub fn export_blocks<B: AsRef<Vec<u8>>>(
     path: &Path,
     layout: &Layout,
     blocks: &[BlockLayout],
@@ -42,7 +42,7 @@ pub fn export_blocks<B: AsRef<[u8]>>(
     written
 }
 
-fn write<B: AsRef<[u8]>>(
+fn write<B: AsRef<Vec<u8>>>(
     path: &Path,
     layout: &Layout,
     blocks: &[BlockLayout],

@@ -101,6 +101,7 @@ impl Agreement {
         }
         self.learn(&beat);
         let holding = Holding::from_runs(&beat.held, self.config.n_blocks);
+        let holding = holding.seeded(self.config.is_seeded);
         let stamp = beat.view;
         let heard = self.heard.entry(peer).or_insert_with(|| Heard {
             beat: Arc::clone(&beat),

@@ -150,7 +150,10 @@ impl Agreement {
             first: 0,
             end: self.config.n_blocks,
         };
-        let whole = Some(self.newest_whole(&self.own.holding)).filter(|step| *step > 0);
+        // What the job starts from, where that was given, is a whole line too.
+        let whole = Some(self.newest_whole(&self.own.holding)).filter(|step| {
+            *step > 0 || (!self.config.is_seeded && self.own.holding.has_all(0, all(0).blocks()))
+        });
         let line = match self.collecting() {
             Some(line) => Some(all(line)),
             None => self.global.pinned.clone(),

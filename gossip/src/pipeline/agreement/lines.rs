@@ -68,6 +68,12 @@ impl Agreement {
         reached.max().unwrap_or(0).max(view.from)
     }
 
+    /// Whether a copy that comes now is held: the step counts still, and all of that block is not dropped.
+    pub fn is_of_use(&self, step: u64, block: u16) -> bool {
+        let is_named = |held: &Held| held.step == step && held.blocks().contains(&block);
+        step >= self.forgotten || self.held_longer.iter().any(is_named)
+    }
+
     /// What this peer holds, to give to others.
     pub fn holding(&self) -> &Holding {
         &self.own.holding

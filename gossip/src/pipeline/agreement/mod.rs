@@ -47,6 +47,8 @@ pub struct Config {
     pub last_step: Option<u64>,
     /// What follows on the loss of a host, and whether cuts change while all live.
     pub cutting: Cutting,
+    /// Whether step 0 is drawn from the job's seed. If not, the job starts from weights that some peers hold, as copies of step 0.
+    pub is_seeded: bool,
     /// Whether a block at a step is the same whoever made it, as where training is synchronous. If not, copies of steps beyond
     /// the line that a view goes back to are dropped, by the agreement and by its driver ([`Output::Halt`]).
     pub is_exact: bool,
@@ -86,6 +88,7 @@ impl Config {
             global_every: None,
             last_step: None,
             cutting: Cutting::default(),
+            is_seeded: true,
             is_exact: true,
             membership: MEMBERSHIP,
         }
@@ -185,7 +188,7 @@ impl Agreement {
             standing: Standing::Preparing,
             has_data: false,
             has_room: false,
-            holding: Holding::default(),
+            holding: Holding::default().seeded(config.is_seeded),
             profile: None,
             in_place: false,
             is_broken: false,
@@ -253,7 +256,8 @@ impl Agreement {
                 held,
             } => {
                 self.own.has_data = has_data;
-                self.own.holding = Holding::from_runs(&held, self.config.n_blocks);
+                let held = Holding::from_runs(&held, self.config.n_blocks);
+                self.own.holding = held.seeded(self.config.is_seeded);
                 self.own.standing = Standing::Ready;
                 self.set_profile(profile);
                 self.is_news = true;

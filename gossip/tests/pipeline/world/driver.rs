@@ -322,7 +322,8 @@ impl World {
             return self.handle(peer, failed);
         };
         let copy = |block: u16| {
-            let initial = (want.step == 0).then(|| maths::initial(self.seed, block));
+            let is_drawn = want.step == 0 && self.config.is_seeded;
+            let initial = is_drawn.then(|| maths::initial(self.seed, block));
             let held = state.store.get(&(block, want.step)).copied();
             Some(((block, want.step), held.or(initial)?))
         };

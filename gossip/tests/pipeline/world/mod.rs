@@ -205,6 +205,13 @@ impl World {
         self.devices.insert(id(peer), device);
     }
 
+    /// The disk of `peer` has the weights that the job starts from.
+    pub(crate) fn give_weights(&mut self, peer: u8) {
+        let block = |block| ((block, 0), maths::initial(self.seed, block));
+        let blocks = (0..self.config.n_blocks).map(block).collect();
+        self.disks.insert(id(peer), blocks);
+    }
+
     /// The disk of `peer` takes the whole model.
     pub(crate) fn roomy(&mut self, peer: u8) {
         self.devices.get_mut(&id(peer)).unwrap().has_room = true;
@@ -273,6 +280,7 @@ impl World {
             memory: 0,
             rates: Vec::new(),
             data: None,
+            weights: None,
         };
         let prepared = Input::Prepared {
             has_data: device.has_data,

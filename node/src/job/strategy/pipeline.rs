@@ -25,6 +25,9 @@ pub struct Pipeline {
     /// Steps between two copies, 1 or more; more where the links do not carry them that fast. Default: as often as takes an eighth of
     /// the time, and not more often than every ten steps; stages are slower while they copy, by a third in `netem/scenarios/`.
     pub copy_every: Option<u64>,
+    /// Steps between two lines of which peers with room on their disk get the whole model, so that training goes on even where a stage is
+    /// lost with all its copies; more where the links do not carry them that fast. Default: as often as takes a sixteenth of the time. 0: never.
+    pub global_every: Option<u64>,
     /// Number format of activations and gradients between stages. Default `f32`, which is exact.
     pub values: Precision,
     /// Whether activations are computed again on the way back instead of being kept: less memory, a third more work.
@@ -97,6 +100,7 @@ impl Default for Pipeline {
             recut: Cutting::default(),
             copies: 2,
             copy_every: None,
+            global_every: None,
             values: Precision::default(),
             recompute: false,
         }
@@ -120,6 +124,7 @@ impl Pipeline {
         agreement::Config {
             start_peers: start_peers as usize,
             copies: self.copies as usize,
+            global_every: self.global_every,
             last_step,
             cutting: self.recut,
             ..agreement::Config::new(n_blocks)

@@ -88,6 +88,12 @@ impl Facts {
         })
     }
 
+    /// Bytes of a copy of every block.
+    pub(super) fn bytes(&self) -> u64 {
+        let bytes = self.blocks.iter().map(|block| block.encoded_len() as u64);
+        bytes.sum()
+    }
+
     /// Number of blocks.
     pub(super) fn n_blocks(&self) -> u16 {
         self.blocks.len() as u16

@@ -263,11 +263,13 @@ impl Agreement {
             }
             None => self.planner.plan(&candidates).map(|planned| planned.plan),
         };
+        let line = self.copies().newest_line(1);
+        let plan = match self.copies().fewest(line) {
+            0 => Err("no peer that is here holds the weights that the job starts from, or a newer copy: training goes on when one is back".into()),
+            _ => plan,
+        };
         match plan {
-            Ok(plan) => {
-                let line = self.copies().newest_line(1);
-                self.propose(plan, line, None);
-            }
+            Ok(plan) => self.propose(plan, line, None),
             Err(reason) => {
                 self.lead.failed = Some(self.now);
                 if self.paused.as_ref() != Some(&reason) {

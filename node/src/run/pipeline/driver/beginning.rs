@@ -4,14 +4,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use skein_gossip::pipeline::agreement::{Agreement, Input};
-use tokio::sync::mpsc;
+use skein_gossip::ids::PeerId;
+use skein_gossip::pipeline::agreement::{Agreement, Config, Input};
+use skein_gossip::pipeline::message::Profile;
+use tokio::sync::{Semaphore, mpsc};
 
+use super::super::disk::Lines;
 use super::super::planner::CutPlanner;
 use super::super::prepare::{self, Prepared};
 use super::super::worker::{self, Worker};
 use super::{Done, Driver, Running};
 use crate::run::journal::Entry;
+use crate::run::start;
 
 impl Driver {
     pub(super) fn load(&mut self) {
@@ -38,11 +42,24 @@ impl Driver {
             self.data.clone(),
             self.done.clone(),
         );
-        let (copies, memory) = (self.context.folder.copies(), self.context.memory);
+        let (folder, memory) = (self.context.folder.clone(), self.context.memory);
         tokio::task::spawn_blocking(move || {
-            let prepared = prepare::prepare(&file, &shape, data, &copies, memory);
+            let prepared = prepare::prepare(&file, &shape, data, &folder, memory);
             let _ = done.blocking_send(Done::Prepared(prepared.map(Box::new)));
         });
+    }
+
+    /// Two peers that were given different weights do not train together. One that comes to a job under way is the one that is wrong.
+    pub(super) fn compare_weights(&mut self, from: PeerId, profile: &Profile) {
+        let Some(running) = &self.running else { return };
+        let (Some(here), Some(there)) = (running.weights, profile.weights) else {
+            return;
+        };
+        let view = running.agreement.view();
+        let is_late = view.is_some_and(|view| !view.has(from));
+        if here != there && !is_late {
+            self.fail(start::differ(here, there));
+        }
     }
 
     /// This peer takes part from now on.
@@ -59,10 +76,11 @@ impl Driver {
             return;
         };
         let file = &self.context.file;
-        let config =
-            file.strategy
-                .pipeline
-                .agreement(facts.n_blocks(), file.start.peers, file.stop.steps);
+        let pipeline = &file.strategy.pipeline;
+        let config = Config {
+            is_seeded: !file.start.is_given(),
+            ..pipeline.agreement(facts.n_blocks(), file.start.peers, file.stop.steps)
+        };
         let planner = CutPlanner::new(Arc::clone(&facts), measured);
         let me = self.context.net.local();
         let agreement = Agreement::new(
@@ -113,7 +131,14 @@ impl Driver {
             commands,
             orders: VecDeque::new(),
             events,
+            weights: profile.weights,
+            lines: Lines(self.context.folder.copies()),
+            one_block: Arc::new(Semaphore::new(1)),
+            held_longer: Vec::new(),
+            resting: false,
+            room: None,
             saved: (Instant::now(), newest),
+            on_disk: newest,
             saving: false,
             ended: false,
         });

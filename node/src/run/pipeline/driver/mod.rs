@@ -5,10 +5,12 @@
 
 mod beginning;
 mod fetching;
+mod keeping;
 mod outputs;
 mod working;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,13 +21,14 @@ use skein_gossip::pipeline::message::{DataShape, Message};
 use skein_gossip::time::Tick;
 use skein_gossip::wire::codec;
 use skein_model::data::Splits;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
+use super::disk::{Lines, State};
 use super::facts::Facts;
 use super::figures::Figures;
 use super::planner::CutPlanner;
 use super::prepare::{Loaded, Prepared};
-use super::store::{Copies, State};
+use super::store::Copies;
 use super::worker::{self, Command};
 use crate::control::JobStatus;
 use crate::net::Inbound;
@@ -37,9 +40,25 @@ use crate::run::journal::{Entry, Journal};
 pub(super) enum Done {
     Loaded(Loaded),
     Prepared(Result<Box<Prepared>, String>),
-    Fetched(Want, Result<Vec<(u16, State)>, String>),
+    Fetched(Want, Result<Vec<(u16, State)>, Lack>),
+    /// A copy is on disk: fetched to there, or put there.
+    OnDisk {
+        step: u64,
+        block: u16,
+        path: PathBuf,
+    },
+    /// What could be put to disk of the copies at rest is there.
+    Rested(Result<(), String>),
     Saved(Result<u64, String>),
     Finished(Result<Digest, String>),
+}
+
+/// Why copies are not here.
+pub(super) enum Lack {
+    /// No holder gave them.
+    Holders(String),
+    /// The disk did not take them.
+    Disk(String),
 }
 
 /// A job that this peer takes part in.
@@ -52,7 +71,20 @@ pub(super) struct Running {
     /// Commands that the thread has no room for yet; a handful per view.
     orders: VecDeque<Command>,
     events: mpsc::Receiver<worker::Event>,
+    /// Hash of the weights that the job starts from, where they are given here.
+    weights: Option<Digest>,
+    lines: Lines,
+    /// Blocks that are fetched to disk, one at a time.
+    one_block: Arc<Semaphore>,
+    /// Older lines of which copies are held.
+    held_longer: Vec<u64>,
+    /// Copies at rest are being put to disk.
+    resting: bool,
+    /// Whether the disk takes whole lines, and when that was looked at.
+    room: Option<(Instant, bool)>,
+    /// When the newest line on disk was begun, and which; the newest that is whole there.
     saved: (Instant, u64),
+    on_disk: u64,
     saving: bool,
     /// The thread is gone.
     ended: bool,
@@ -197,6 +229,7 @@ impl Driver {
             Message::Beat(beat) => self.input(Input::Beat(from, beat)),
             Message::View(view) => self.input(Input::View(from, view)),
             Message::Profile(profile) => {
+                self.compare_weights(from, &profile);
                 if let (None, Some(shape)) = (&self.shape, &profile.data) {
                     self.shape = Some(shape.clone());
                     self.prepare();
@@ -218,6 +251,8 @@ impl Driver {
             Done::Prepared(Ok(prepared)) => self.begin(*prepared),
             Done::Prepared(Err(reason)) => self.fail(reason),
             Done::Fetched(want, outcome) => self.on_fetched(want, outcome),
+            Done::OnDisk { step, block, path } => self.on_disk(step, block, path),
+            Done::Rested(outcome) => self.on_rested(outcome),
             Done::Saved(outcome) => self.on_saved(outcome),
             Done::Finished(Ok(digest)) => {
                 self.figures.finished(digest);
@@ -245,7 +280,7 @@ impl Driver {
     pub(super) fn end_work(&mut self) {
         self.closed = true;
         if let Some(running) = &mut self.running {
-            running.copies.forget(u64::MAX);
+            running.copies.forget(u64::MAX, &[]);
             if running.commands.try_send(Command::End).is_err() {
                 tracing::debug!("the stage's thread is busy; it ends with the process");
             }
@@ -296,6 +331,7 @@ impl Driver {
         self.journal.flush();
         self.context.blobs.expire();
         self.save_if_due();
+        self.look_for_room();
         let Some(running) = &self.running else { return };
         let samples = running.agreement.step() * u64::from(running.facts.batch);
         self.figures.sample_rate(samples);

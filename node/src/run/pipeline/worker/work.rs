@@ -12,8 +12,8 @@ use skein_model::data::Sampler;
 use skein_model::stage::{BlockState, Stage};
 use tokio::sync::mpsc;
 
+use super::super::disk::Kept;
 use super::super::outbox::Outbox;
-use super::super::store::State;
 use super::speed::Speed;
 use super::{Command, Stop, Worker};
 
@@ -58,7 +58,7 @@ impl Work {
     pub(super) fn begin(
         worker: &Worker,
         view: Arc<View>,
-        states: Option<Vec<(u16, State)>>,
+        states: Option<Vec<(u16, Kept)>>,
     ) -> Result<Self, String> {
         let Some((number, own)) = view.plan.stage_of(worker.me) else {
             return Err("the view names no stage for this peer".into());
@@ -66,11 +66,12 @@ impl Work {
         let facts = &worker.facts;
         let blocks = own.blocks.clone();
         let mut stage = facts.stage(blocks.clone())?;
-        for (block, bytes) in states.into_iter().flatten() {
+        for (block, kept) in states.into_iter().flatten() {
             let layout = facts
                 .blocks
                 .get(usize::from(block))
                 .ok_or("a copy of a block that the model does not have")?;
+            let bytes = kept.load(layout)?;
             let state = BlockState::decode(&bytes, layout).map_err(|error| error.to_string())?;
             stage
                 .load_block(&state)
