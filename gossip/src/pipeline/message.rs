@@ -117,6 +117,8 @@ pub struct DataShape {
     pub mean: Vec<f32>,
     /// Standard deviation per channel.
     pub std: Vec<f32>,
+    /// Hash of the tokenizer that made the tokens, of text that has one.
+    pub tokenizer: Option<Digest>,
 }
 
 /// Most channels of a data set that is described.

@@ -1,5 +1,6 @@
 //! What all peers of a pipeline know of the model without holding it: its blocks, their sizes, what passes between them.
 
+use skein_gossip::ids::Digest;
 use skein_gossip::pipeline::message::DataShape;
 use skein_model::config::{ModelConfig, OptimiserConfig};
 use skein_model::data::{Normalisation, Splits};
@@ -44,6 +45,7 @@ pub(super) fn shape_of(data: &Splits) -> DataShape {
         validation: data.validation.len() as u64,
         mean,
         std,
+        tokenizer: data.tokenizer.map(Digest),
     }
 }
 

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::agreement::{Agreement, Config, Input};
-use skein_gossip::pipeline::message::Profile;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::super::disk::Lines;
@@ -49,16 +48,38 @@ impl Driver {
         });
     }
 
-    /// Two peers that were given different weights do not train together. One that comes to a job under way is the one that is wrong.
-    pub(super) fn compare_weights(&mut self, from: PeerId, profile: &Profile) {
-        let Some(running) = &self.running else { return };
-        let (Some(here), Some(there)) = (running.weights, profile.weights) else {
+    /// Peers that were given different weights, or cut text into different tokens, do not train together. One that comes to a job under
+    /// way is the one that is wrong.
+    pub(super) fn compare(&mut self) {
+        let Some(running) = self
+            .running
+            .as_ref()
+            .filter(|_| self.figures.failure.is_none())
+        else {
             return;
         };
         let view = running.agreement.view();
-        let is_late = view.is_some_and(|view| !view.has(from));
-        if here != there && !is_late {
-            self.fail(start::differ(here, there));
+        let is_late = |peer: PeerId| view.is_some_and(|view| !view.has(peer));
+        let tokenizer = self.shape.as_ref().filter(|_| self.data.is_some());
+        let tokenizer = tokenizer.map(|shape| shape.tokenizer);
+        let candidates = running.agreement.candidates();
+        let counts = candidates
+            .iter()
+            .filter(|candidate| !is_late(candidate.peer));
+        let profiles = counts.filter_map(|candidate| candidate.profile.as_ref());
+        let differs = profiles.into_iter().find_map(|profile| {
+            let weights = running.weights.zip(profile.weights);
+            let of_data = profile.data.as_ref().map(|data| data.tokenizer);
+            match (weights, tokenizer.zip(of_data)) {
+                (Some((here, there)), _) if here != there => Some(start::differ(here, there)),
+                (_, Some((here, there))) if here != there => Some(
+                    "another peer with this data has another data.tokenizer: all need the same file".to_owned(),
+                ),
+                _ => None,
+            }
+        });
+        if let Some(reason) = differs {
+            self.fail(reason);
         }
     }
 

@@ -125,6 +125,7 @@ impl Driver {
     }
 
     pub(super) fn on_fetched(&mut self, want: Want, outcome: Result<Vec<(u16, State)>, Lack>) {
+        let to_disk = outcome.as_ref().is_ok_and(Vec::is_empty);
         let Some(running) = &mut self.running else {
             return;
         };
@@ -138,6 +139,7 @@ impl Driver {
                         step: want.step,
                         first: want.blocks.start,
                         end: want.blocks.end,
+                        to_disk,
                     });
                 }
                 let held = want.blocks.clone();

@@ -229,7 +229,6 @@ impl Driver {
             Message::Beat(beat) => self.input(Input::Beat(from, beat)),
             Message::View(view) => self.input(Input::View(from, view)),
             Message::Profile(profile) => {
-                self.compare_weights(from, &profile);
                 if let (None, Some(shape)) = (&self.shape, &profile.data) {
                     self.shape = Some(shape.clone());
                     self.prepare();
@@ -281,6 +280,12 @@ impl Driver {
         self.closed = true;
         if let Some(running) = &mut self.running {
             running.copies.forget(u64::MAX, &[]);
+            let (lines, job) = (running.lines.clone(), self.context.id);
+            tokio::task::spawn_blocking(move || {
+                if let Err(error) = lines.prune(u64::MAX, &[]) {
+                    tracing::warn!(job = %job.short(), %error, "copies of a job that is over are left on disk");
+                }
+            });
             if running.commands.try_send(Command::End).is_err() {
                 tracing::debug!("the stage's thread is busy; it ends with the process");
             }
@@ -332,6 +337,7 @@ impl Driver {
         self.context.blobs.expire();
         self.save_if_due();
         self.look_for_room();
+        self.compare();
         let Some(running) = &self.running else { return };
         let samples = running.agreement.step() * u64::from(running.facts.batch);
         self.figures.sample_rate(samples);
