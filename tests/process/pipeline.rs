@@ -197,8 +197,8 @@ fn a_peer_that_is_short_of_memory_ends_with_the_same_model_block_by_block() {
 
 #[test]
 fn a_stage_lost_with_all_its_copies_goes_on_from_the_line_that_a_peer_holds_whole() {
-    let job = pipeline("steps = 6000", 4).replace("copy_every = 5", "copy_every = 5\ncopies = 1");
-    let expected = alone("steps = 6000");
+    let job = pipeline("steps = 2000", 4).replace("copy_every = 5", "copy_every = 5\ncopies = 1");
+    let expected = alone("steps = 2000");
     let cluster = Cluster::start(4);
     let job = cluster.submit(0, &job);
     wait_until_running(&cluster, &[0, 1, 2, 3], &job);
