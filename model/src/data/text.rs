@@ -171,7 +171,7 @@ mod tests {
             folder.path().join("tokenizer.json"),
         );
         std::fs::write(&path, "the then bathe the the the").unwrap();
-        std::fs::write(&tokenizer, tokenizer::tests::small().to_string()).unwrap();
+        std::fs::write(&tokenizer, tokenizer::small().to_string()).unwrap();
         let with = DataConfig {
             tokenizer: Some(tokenizer.clone()),
             ..config(&path, 2)

@@ -338,42 +338,43 @@ fn next_word(words: &Regex, text: &str) -> usize {
     }
 }
 
+/// A small tokenizer for tests: the bytes have their own numbers, twelve pairs follow, then `<|end|>`.
 #[cfg(test)]
-pub(crate) mod tests {
+pub(crate) fn small() -> serde_json::Value {
+    let merges = [
+        ("t", "h"),
+        ("th", "e"),
+        ("Ġ", "the"),
+        ("i", "n"),
+        ("Ġ", "a"),
+        ("1", "2"),
+        ("Ġ", "Ġ"),
+        ("Ċ", "Ċ"),
+        ("Ã", "¤"),
+        ("in", "in"),
+        ("'", "s"),
+        ("h", "e"),
+    ];
+    let mut vocab = serde_json::Map::new();
+    let tokens = letters().map(String::from);
+    let joined = merges.iter().map(|(left, right)| format!("{left}{right}"));
+    for (id, token) in tokens.chain(joined).enumerate() {
+        vocab.insert(token, id.into());
+    }
+    serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [{ "id": vocab.len(), "content": "<|end|>", "special": true }],
+        "normalizer": null,
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "model": { "type": "BPE", "dropout": null, "unk_token": null, "vocab": vocab, "merges": merges },
+    })
+}
+
+#[cfg(test)]
+mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    /// A small tokenizer: the bytes have their own numbers, twelve pairs follow, then `<|end|>`.
-    pub(crate) fn small() -> serde_json::Value {
-        let merges = [
-            ("t", "h"),
-            ("th", "e"),
-            ("Ġ", "the"),
-            ("i", "n"),
-            ("Ġ", "a"),
-            ("1", "2"),
-            ("Ġ", "Ġ"),
-            ("Ċ", "Ċ"),
-            ("Ã", "¤"),
-            ("in", "in"),
-            ("'", "s"),
-            ("h", "e"),
-        ];
-        let mut vocab = serde_json::Map::new();
-        let tokens = letters().map(String::from);
-        let joined = merges.iter().map(|(left, right)| format!("{left}{right}"));
-        for (id, token) in tokens.chain(joined).enumerate() {
-            vocab.insert(token, id.into());
-        }
-        serde_json::json!({
-            "version": "1.0",
-            "added_tokens": [{ "id": vocab.len(), "content": "<|end|>", "special": true }],
-            "normalizer": null,
-            "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
-            "model": { "type": "BPE", "dropout": null, "unk_token": null, "vocab": vocab, "merges": merges },
-        })
-    }
 
     fn read(json: &serde_json::Value) -> Result<Tokenizer, String> {
         Tokenizer::read(json.to_string().as_bytes())
