@@ -7,7 +7,8 @@
 //! ```
 //!
 //! [`partition`] is the paper's dynamic programming with memory limits; it minimises the slowest stage or link.
-//! [`predict`] runs the synchronous one-forward-one-backward schedule event by event, with bubbles, transfers and memory.
+//! [`predict`] runs the one-forward-one-backward schedule event by event, with bubbles, transfers and memory; where steps
+//! overlap, once it is full.
 //! [`search`] tries orders and subsets of devices, and takes the cut whose predicted step is the shortest: of all cuts where an
 //! order has at most a thousand, else near it.
 
@@ -23,4 +24,6 @@ pub use partition::{equal, partition, pipedream};
 pub use profile::{BlockProfile, MAX_BLOCKS, Profile, ProfileError, Time, capacity};
 pub use schedule::{Prediction, predict};
 pub use search::{MAX_PERMUTED, Plan, search, search_in_order};
-pub use work::{Device, Links, MAX_DEVICES, MAX_MICRO_BATCHES, Placement, PlanError, Work};
+pub use work::{
+    Device, Links, MAX_DEVICES, MAX_MICRO_BATCHES, Placement, PlanError, Stashing, Work,
+};

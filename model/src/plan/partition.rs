@@ -5,7 +5,7 @@
 //! gradients go in opposite directions at once, so a border costs one transfer and not two, unless a link's directions share
 //! its rate.
 
-use super::work::{Device, Links, Placement, PlanError, Work};
+use super::work::{Device, Held, Links, Placement, PlanError, Work};
 
 /// A cut and what it was made small for.
 #[derive(Clone, Debug)]
@@ -131,7 +131,7 @@ pub(crate) fn best_cut(
     best[0] = 0.0;
     let mut from = vec![vec![0; n_blocks + 1]; n_stages];
     for (position, device) in order.iter().enumerate() {
-        let in_flight = work.in_flight(position, n_stages);
+        let held = work.held(position, n_stages);
         let before = position.checked_sub(1).map(|before| order[before]);
         let mut next = vec![f64::INFINITY; n_blocks + 1];
         let last = n_blocks + position + 1 - n_stages;
@@ -152,7 +152,7 @@ pub(crate) fn best_cut(
             });
             for end in start + 1..=last {
                 let blocks = start..end;
-                if work.memory(&sums, &blocks, in_flight) > devices[*device].memory_bytes {
+                if work.memory(&sums, &blocks, held) > devices[*device].memory_bytes {
                     // More blocks take more, but for the frames at their end.
                     continue;
                 }
@@ -191,7 +191,7 @@ pub(crate) fn too_large(work: &Work, devices: &[Device], order: &[usize]) -> Pla
     let largest = order.iter().map(memory).max().unwrap_or(0);
     let n_blocks = work.profile.blocks.len();
     let sums = work.sums();
-    let alone = |block: usize| work.memory(&sums, &(block..block + 1), 1);
+    let alone = |block: usize| work.memory(&sums, &(block..block + 1), Held::LEAST);
     if let Some(block) = (0..n_blocks).find(|block| alone(*block) > largest) {
         return PlanError::BlockTooLarge {
             block,
@@ -202,12 +202,12 @@ pub(crate) fn too_large(work: &Work, devices: &[Device], order: &[usize]) -> Pla
     }
     let mut block = 0;
     for (position, device) in order.iter().enumerate() {
-        let in_flight = work.in_flight(position, order.len());
-        let fits = |end: &usize| work.memory(&sums, &(block..*end), in_flight) <= memory(device);
+        let held = work.held(position, order.len());
+        let fits = |end: &usize| work.memory(&sums, &(block..*end), held) <= memory(device);
         block = (block + 1..=n_blocks).rev().find(fits).unwrap_or(block);
     }
     PlanError::ModelTooLarge {
-        needs: work.memory(&sums, &(0..n_blocks), 1),
+        needs: work.memory(&sums, &(0..n_blocks), Held::LEAST),
         available: order.iter().map(memory).fold(0, u64::saturating_add),
         block: block.min(n_blocks.saturating_sub(1)),
     }
@@ -218,6 +218,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::plan::work::Stashing;
     use crate::plan::work::tests::{even, work};
 
     /// All cuts of `n_blocks` blocks for the devices `order`.
@@ -248,8 +249,8 @@ pub(crate) mod tests {
 
     pub(crate) fn fits(work: &Work, devices: &[Device], cut: &[Placement]) -> bool {
         cut.iter().enumerate().all(|(position, placement)| {
-            let in_flight = work.in_flight(position, cut.len());
-            work.memory(&work.sums(), &placement.blocks, in_flight)
+            let held = work.held(position, cut.len());
+            work.memory(&work.sums(), &placement.blocks, held)
                 <= devices[placement.device].memory_bytes
         })
     }
@@ -344,8 +345,10 @@ pub(crate) mod tests {
             shared: bool,
             recompute: bool,
             hides_transfers: bool,
+            stashing in 0usize..3,
         ) {
-            let mut work = Work { recompute, hides_transfers, ..work(&seconds, 4) };
+            let stashing = [Stashing::None, Stashing::Own, Stashing::VerticalSync][stashing];
+            let mut work = Work { recompute, hides_transfers, stashing, ..work(&seconds, 4) };
             for (block, bytes) in work.profile.blocks.iter_mut().zip(&bytes) {
                 block.output_bytes = *bytes / 20;
             }
@@ -354,7 +357,7 @@ pub(crate) mod tests {
                 memory_bytes: *memory_bytes,
             }).collect();
             let rate = rates.chunks(3).map(<[f64]>::to_vec).collect();
-            let links = Links { rate, latency: 0.0, shared };
+            let links = Links { rate, latency: vec![vec![0.0; 3]; 3], shared };
             let order = [0, 2, 1];
             let cuts = every_cut(seconds.len(), &order);
             let value = |cut: &Vec<Placement>| slowest(&work, &devices, &links, cut);

@@ -1,8 +1,10 @@
-//! The synchronous one-forward-one-backward schedule, run event by event with times instead of tensors (Narayanan et al.
-//! 2021, "PipeDream-2BW", arXiv:2006.09503, section 2.2: 1F1B with a flush per step).
+//! The one-forward-one-backward schedule, run event by event with times instead of tensors: synchronous (Narayanan et al.
+//! 2021, "PipeDream-2BW", arXiv:2006.09503, section 2.2: 1F1B with a flush per step) or asynchronous (PipeDream, FTPipeHD: an
+//! update with every backward pass, no flush). There a step is what the full pipeline takes per micro-batch, which is the
+//! time of the slowest stage or link, or of the way there and back shared by those in flight.
 //!
-//! A stage makes a backward pass where one is due, else a forward pass if it may have one more micro-batch in flight; the
-//! last stage makes both at once. Sending overlaps computing; a link carries one message at a time (in each direction,
+//! A stage makes a backward pass where one is due, else a forward pass if it may have one more micro-batch in flight, where
+//! steps overlap the other way round; the last stage makes both at once. Sending overlaps computing; a link carries one message at a time (in each direction,
 //! unless both share its rate).
 
 use std::cmp::Reverse;
@@ -10,12 +12,16 @@ use std::collections::BinaryHeap;
 
 use serde::{Deserialize, Serialize};
 
-use super::work::{Device, Links, Placement, PlanError, Sums, Work};
+use super::work::{Device, Links, Placement, PlanError, Stashing, Sums, Work};
+
+/// Micro-batches per stage that fill an asynchronous pipeline, and then are timed; and the least of them.
+const TIMED: usize = 4;
+const LEAST_TIMED: usize = 8;
 
 /// What a plan promises.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
-    /// Seconds of a step, from its first forward pass to the last update.
+    /// Seconds of a step, from its first forward pass to the last update; where steps overlap, from update to update.
     pub step_seconds: f64,
     /// Samples per second.
     pub samples_per_second: f64,
@@ -72,10 +78,13 @@ pub(crate) fn run(
     let sums = work.sums();
     let stages: Vec<Stage> = stages((work, &sums), devices, links, placements);
     let mut busy: Vec<f64> = vec![0.0; stages.len()];
-    let end = Run::new(stages, work.n_micro, links).finish(&mut busy);
+    let end = match work.stashing {
+        Stashing::None => Run::new(stages, work.n_micro, links).finish(&mut busy),
+        _ => overlapping(stages, links, &mut busy),
+    };
     let memory = |(position, placement): (usize, &Placement)| {
-        let in_flight = work.in_flight(position, placements.len());
-        work.memory(&sums, &placement.blocks, in_flight)
+        let held = work.held(position, placements.len());
+        work.memory(&sums, &placement.blocks, held)
     };
     let samples = (work.n_micro * work.micro_batch) as f64;
     let share = |seconds: f64| if end > 0.0 { seconds / end } else { 0.0 };
@@ -87,6 +96,35 @@ pub(crate) fn run(
     }
 }
 
+/// Seconds per micro-batch of a full pipeline whose steps overlap; `busy` are those that each stage computes.
+fn overlapping(mut stages: Vec<Stage>, links: &Links, busy: &mut [f64]) -> f64 {
+    for (stage, busy) in stages.iter_mut().zip(&mut *busy) {
+        stage.backward += std::mem::take(&mut stage.update);
+        *busy = stage.forward + stage.backward;
+    }
+    let n = LEAST_TIMED.max(TIMED * stages.len());
+    // It is still full when the last one that is timed comes back.
+    let behind = stages.first().map_or(0, |first| first.depth);
+    let mut run = Run::new(stages, 2 * n + behind, links);
+    run.overlaps = true;
+    let mut computed = vec![0.0; busy.len()];
+    run.begin(&mut computed);
+    let mut half = 0.0;
+    loop {
+        let is_half = run.states[0].backwards < n;
+        let Some(now) = run.proceed(&mut computed) else {
+            return 0.0;
+        };
+        let made = run.states[0].backwards;
+        if is_half && made == n {
+            half = now;
+        }
+        if made == 2 * n {
+            return (now - half) / n as f64;
+        }
+    }
+}
+
 /// Times of one stage.
 struct Stage {
     /// Most micro-batches in flight.
@@ -94,9 +132,9 @@ struct Stage {
     forward: f64,
     backward: f64,
     update: f64,
-    /// Sending a micro-batch on, and its gradient back.
-    send: f64,
-    send_back: f64,
+    /// Sending a micro-batch on, and its gradient back: how long the link is busy, and the way after that.
+    send: [f64; 2],
+    send_back: [f64; 2],
 }
 
 fn stages(
@@ -110,8 +148,8 @@ fn stages(
         let [forward, backward, update] = work.seconds(sums, &placement.blocks).map(|s| s * factor);
         let seconds = |other: Option<&Placement>, block: usize| {
             let bytes = work.micro_bytes_into(block);
-            other.map_or(0.0, |other| {
-                links.seconds(placement.device, other.device, bytes)
+            other.map_or([0.0; 2], |other| {
+                links.message(placement.device, other.device, bytes)
             })
         };
         let before = position
@@ -179,10 +217,11 @@ struct State {
 }
 
 struct Run {
+    /// Whether forward passes go first.
+    overlaps: bool,
     stages: Vec<Stage>,
     states: Vec<State>,
     n_micro: usize,
-    latency: f64,
     shared: bool,
     /// When the link behind each stage is free again, onwards and backwards.
     free: Vec<[f64; 2]>,
@@ -200,10 +239,10 @@ impl Run {
             backwards: 0,
         };
         Self {
+            overlaps: false,
             states: (0..stages.len()).map(state).collect(),
             free: vec![[0.0; 2]; stages.len()],
             n_micro,
-            latency: links.latency,
             shared: links.shared,
             events: BinaryHeap::new(),
             n_events: 0,
@@ -213,29 +252,39 @@ impl Run {
 
     /// The moment at which the last update is made; adds the seconds each stage computes to `busy`.
     fn finish(mut self, busy: &mut [f64]) -> f64 {
+        self.begin(busy);
+        let mut end = 0.0;
+        while let Some(now) = self.proceed(busy) {
+            end = now;
+        }
+        end
+    }
+
+    fn begin(&mut self, busy: &mut [f64]) {
         for stage in 0..self.stages.len() {
             self.start(0.0, stage, busy);
         }
-        let mut end = 0.0;
-        while let Some(Reverse((Moment(now), _, event))) = self.events.pop() {
-            end = now;
-            let stage = match event {
-                Event::Activation { stage } => {
-                    self.states[stage].activations += 1;
-                    stage
-                }
-                Event::Gradient { stage } => {
-                    self.states[stage].gradients += 1;
-                    stage
-                }
-                Event::Done { stage } => {
-                    self.done(now, stage);
-                    stage
-                }
-            };
-            self.start(now, stage, busy);
-        }
-        end
+    }
+
+    /// Lets the next event happen and returns its moment; none once all is made.
+    fn proceed(&mut self, busy: &mut [f64]) -> Option<f64> {
+        let Reverse((Moment(now), _, event)) = self.events.pop()?;
+        let stage = match event {
+            Event::Activation { stage } => {
+                self.states[stage].activations += 1;
+                stage
+            }
+            Event::Gradient { stage } => {
+                self.states[stage].gradients += 1;
+                stage
+            }
+            Event::Done { stage } => {
+                self.done(now, stage);
+                stage
+            }
+        };
+        self.start(now, stage, busy);
+        Some(now)
     }
 
     /// What follows from an operation that is made.
@@ -270,11 +319,17 @@ impl Run {
     }
 
     /// Hands a message to the link behind stage `link`.
-    fn send(&mut self, now: f64, (link, direction): (usize, usize), seconds: f64, event: Event) {
+    fn send(
+        &mut self,
+        now: f64,
+        (link, direction): (usize, usize),
+        [seconds, delay]: [f64; 2],
+        event: Event,
+    ) {
         let lane = if self.shared { 0 } else { direction };
         let free = &mut self.free[link][lane];
         *free = free.max(now) + seconds;
-        let at = *free + self.latency;
+        let at = *free + delay;
         self.push(at, event);
     }
 
@@ -286,14 +341,16 @@ impl Run {
             return;
         }
         let has_come = state.activations > state.forwards;
-        let may_go = state.forwards - state.backwards < times.depth;
+        let may_go = !is_last && has_come && state.forwards - state.backwards < times.depth;
         let (doing, seconds) = if state.backwards == self.n_micro {
             (Doing::Update, times.update)
         } else if is_last && has_come {
             (Doing::Both, times.forward + times.backward)
+        } else if may_go && self.overlaps {
+            (Doing::Forward, times.forward)
         } else if state.gradients > state.backwards {
             (Doing::Backward, times.backward)
-        } else if !is_last && has_come && may_go {
+        } else if may_go {
             (Doing::Forward, times.forward)
         } else {
             return;
@@ -399,6 +456,70 @@ mod tests {
         };
         let hidden = (step(220) - step(20)) / 200.0;
         assert!((hidden - 8.0).abs() < 0.1, "{hidden}");
+    }
+
+    #[test]
+    fn the_way_counts_for_each_link_by_itself() {
+        // One micro-batch: forward, way, both passes of the last stage, way back, backward.
+        let work = work(&[1.0; 2], 1);
+        let (devices, mut links) = even(2);
+        let step = |links: &Links| {
+            predict(&work, &devices, links, &place(&[0, 1, 2]))
+                .unwrap()
+                .step_seconds
+        };
+        let near = step(&links);
+        links.latency = vec![vec![0.0, 0.5], vec![0.25, 0.0]];
+        assert!((step(&links) - near - 0.75).abs() < 1e-6);
+    }
+
+    #[test]
+    fn where_steps_overlap_a_step_takes_what_the_slowest_stage_takes() {
+        let asynchronous = |seconds: &[f64]| Work {
+            stashing: Stashing::Own,
+            ..work(seconds, 1)
+        };
+        // Three stages of 3, 6 and 3 s per micro-batch, with an update of a quarter each.
+        let mut work = asynchronous(&[1.0, 2.0, 1.0]);
+        for block in &mut work.profile.blocks {
+            block.update = 0.25;
+        }
+        let (mut devices, links) = even(3);
+        let got = predict(&work, &devices, &links, &place(&[0, 1, 2, 3])).unwrap();
+        assert!((got.step_seconds - 6.25).abs() < 1e-6, "{got:?}");
+        assert!((got.busy[1] - 1.0).abs() < 1e-6 && (got.busy[0] - 3.25 / 6.25).abs() < 1e-6);
+        assert!((got.samples_per_second - 1.0 / 6.25).abs() < 1e-6);
+        let synchronous = Work {
+            stashing: Stashing::None,
+            ..work.clone()
+        };
+        let flushed = predict(&synchronous, &devices, &links, &place(&[0, 1, 2, 3])).unwrap();
+        assert!(flushed.step_seconds > 12.0, "{flushed:?}");
+        devices[2].capacity = 3.0;
+        let got = predict(&work, &devices, &links, &place(&[0, 1, 2, 3])).unwrap();
+        assert!((got.step_seconds - 9.75).abs() < 1e-6, "{got:?}");
+        let alone = predict(&work, &even(1).0, &even(1).1, &place(&[0, 3])).unwrap();
+        assert!((alone.step_seconds - 12.75).abs() < 1e-6, "{alone:?}");
+    }
+
+    #[test]
+    fn links_set_the_pace_of_steps_that_overlap_or_the_way_there_and_back_does() {
+        // 8 bytes per border at 1 byte per second: 8 s per message, 3 s per stage.
+        let mut work = Work {
+            stashing: Stashing::Own,
+            ..work(&[1.0; 2], 1)
+        };
+        let (devices, mut links) = even(2);
+        links.rate = vec![vec![1.0; 2]; 2];
+        let step = |work: &Work| {
+            let got = predict(work, &devices, &links, &place(&[0, 1, 2]));
+            got.unwrap().step_seconds
+        };
+        // Two in flight share a way there and back of 1 + 8 + 3 + 8 + 2 s.
+        assert!((step(&work) - 11.0).abs() < 1e-6, "{}", step(&work));
+        // Three hide all but the link itself.
+        work.hides_transfers = true;
+        assert!((step(&work) - 8.0).abs() < 0.1, "{}", step(&work));
     }
 
     #[test]

@@ -270,8 +270,8 @@ fn refine(
 fn fits((work, sums): (&Work, &Sums), devices: &[Device], placements: &[Placement]) -> bool {
     placements.iter().enumerate().all(|(position, placement)| {
         let Placement { device, blocks } = placement;
-        let in_flight = work.in_flight(position, placements.len());
-        !blocks.is_empty() && work.memory(sums, blocks, in_flight) <= devices[*device].memory_bytes
+        let held = work.held(position, placements.len());
+        !blocks.is_empty() && work.memory(sums, blocks, held) <= devices[*device].memory_bytes
     })
 }
 

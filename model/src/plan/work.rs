@@ -86,6 +86,37 @@ pub struct Work {
     /// Whether stage i of n has up to 2 (n - i) - 1 micro-batches in flight, which hides the time of transfers, and not just
     /// n - i.
     pub hides_transfers: bool,
+    /// Whether steps overlap, and then which versions of the weights stages keep.
+    pub stashing: Stashing,
+}
+
+/// Versions of the weights that an asynchronous schedule keeps. A step is then one micro-batch, with an update of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stashing {
+    /// The schedule is synchronous: all use the newest.
+    #[default]
+    None,
+    /// As many as the stage has micro-batches in flight.
+    Own,
+    /// As many as the first stage has.
+    VerticalSync,
+}
+
+/// What a stage holds at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// Micro-batches in flight.
+    pub(crate) in_flight: usize,
+    /// Copies of the weights beside those of the state.
+    pub(crate) stashed: usize,
+}
+
+impl Held {
+    /// The least that any stage holds.
+    pub(crate) const LEAST: Self = Self {
+        in_flight: 1,
+        stashed: 0,
+    };
 }
 
 /// A device that may get blocks.
@@ -102,8 +133,8 @@ pub struct Device {
 pub struct Links {
     /// Bytes per second from each device (row) to each other; the diagonal is not looked at.
     pub rate: Vec<Vec<f64>>,
-    /// Seconds from the end of sending to the end of receiving.
-    pub latency: f64,
+    /// Seconds from the end of sending to the end of receiving, from each device to each other.
+    pub latency: Vec<Vec<f64>>,
     /// Whether both directions of a link share its rate, as on a radio channel.
     pub shared: bool,
 }
@@ -113,9 +144,14 @@ impl Links {
     pub fn uniform(n: usize, rate: f64, latency: f64) -> Self {
         Self {
             rate: vec![vec![rate; n]; n],
-            latency,
+            latency: vec![vec![latency; n]; n],
             shared: false,
         }
+    }
+
+    /// Seconds that a message of `bytes` keeps the link from one device to another busy, and until it is there after that.
+    pub(crate) fn message(&self, from: usize, to: usize, bytes: u64) -> [f64; 2] {
+        [self.seconds(from, to, bytes), self.latency[from][to]]
     }
 
     /// Seconds that `bytes` take from one device to another, without latency.
@@ -149,6 +185,7 @@ impl Work {
             return refuse(devices.len(), "there are no devices, or more than 1024");
         }
         let is_rate = |rate: &f64| *rate > 0.0 && rate.is_finite();
+        let is_delay = |delay: &f64| *delay >= 0.0 && delay.is_finite();
         for (number, device) in devices.iter().enumerate() {
             if !is_rate(&device.capacity) {
                 return refuse(number, "its capacity is not above 0");
@@ -167,12 +204,13 @@ impl Work {
             if !fit {
                 return refuse(number, "the rate of one of its links is not above 0");
             }
+            let delays = links.latency.get(number);
+            let delays = delays.filter(|row| row.len() == devices.len());
+            if delays.is_none_or(|row| !row.iter().all(is_delay)) {
+                return refuse(number, "the latency of one of its links is below 0");
+            }
         }
-        if links.latency >= 0.0 && links.latency.is_finite() {
-            Ok(())
-        } else {
-            refuse(0, "the latency of the links is below 0")
-        }
+        Ok(())
     }
 
     /// Micro-batches that stage `position` of `n_stages` has in flight at most.
@@ -183,17 +221,33 @@ impl Work {
         } else {
             behind
         };
-        depth.clamp(1, self.n_micro)
+        match self.stashing {
+            Stashing::None => depth.clamp(1, self.n_micro),
+            _ => depth,
+        }
+    }
+
+    /// What stage `position` of `n_stages` holds at most. The memory of the version that was dropped last is kept for the next.
+    pub(crate) fn held(&self, position: usize, n_stages: usize) -> Held {
+        let in_flight = self.in_flight(position, n_stages);
+        Held {
+            in_flight,
+            stashed: match self.stashing {
+                Stashing::None => 0,
+                Stashing::Own => in_flight,
+                Stashing::VerticalSync => self.in_flight(0, n_stages),
+            },
+        }
     }
 
     /// Sums over the first blocks, from none to all.
     pub(crate) fn sums(&self) -> Sums {
         let mut sums = Sums {
             seconds: vec![[0.0; 3]],
-            bytes: vec![[0; 2]],
+            bytes: vec![[0; 3]],
         };
         let mut seconds = [0.0; 3];
-        let mut bytes = [0u64; 2];
+        let mut bytes = [0u64; 3];
         for block in &self.profile.blocks {
             let times = [block.forward, block.backward].map(|time| time.of(self.micro_batch));
             seconds[0] += times[0];
@@ -201,6 +255,7 @@ impl Work {
             seconds[2] += block.update;
             bytes[0] += block.state_bytes;
             bytes[1] += block.kept_bytes;
+            bytes[2] += block.parameter_bytes;
             sums.seconds.push(seconds);
             sums.bytes.push(bytes);
         }
@@ -225,11 +280,13 @@ impl Work {
             .saturating_mul(self.micro_batch as u64)
     }
 
-    /// Bytes that `blocks` take with `in_flight` micro-batches: the state, what these keep, and the frames in and out with
-    /// their gradients.
-    pub(crate) fn memory(&self, sums: &Sums, blocks: &Range<usize>, in_flight: usize) -> u64 {
+    /// Bytes that `blocks` take where the stage holds so much: the state, versions of the weights, what micro-batches in
+    /// flight keep, and the frames in and out with their gradients.
+    pub(crate) fn memory(&self, sums: &Sums, blocks: &Range<usize>, held: Held) -> u64 {
+        let Held { in_flight, stashed } = held;
         let (start, end) = (sums.bytes[blocks.start], sums.bytes[blocks.end]);
-        let [state, kept] = [end[0] - start[0], end[1] - start[1]];
+        let [state, kept, weights]: [u64; 3] = std::array::from_fn(|part| end[part] - start[part]);
+        let stashed = weights.saturating_mul(stashed as u64);
         let graph = kept.saturating_mul(self.micro_batch as u64);
         let (first, behind) = (
             self.micro_bytes_into(blocks.start),
@@ -241,7 +298,8 @@ impl Work {
             graph.saturating_mul(in_flight as u64)
         };
         let frames = first.saturating_add(behind).saturating_mul(2);
-        state.saturating_add(kept).saturating_add(frames)
+        let parts = [kept, frames, stashed];
+        parts.into_iter().fold(state, u64::saturating_add)
     }
 }
 
@@ -250,8 +308,8 @@ impl Work {
 pub(crate) struct Sums {
     /// Seconds forward, backward and of the update.
     seconds: Vec<[f64; 3]>,
-    /// Bytes of the state, and kept per sample.
-    bytes: Vec<[u64; 2]>,
+    /// Bytes of the state, kept per sample, and of the parameters.
+    bytes: Vec<[u64; 3]>,
 }
 
 #[cfg(test)]
@@ -283,6 +341,7 @@ pub(crate) mod tests {
             n_micro,
             recompute: false,
             hides_transfers: false,
+            stashing: Stashing::None,
         }
     }
 
@@ -299,14 +358,39 @@ pub(crate) mod tests {
     fn memory_grows_with_what_is_in_flight_and_less_with_recomputation() {
         let mut work = work(&[1.0; 4], 8);
         // Two blocks: 60 of state, 40 per micro-batch, two frames in, two out.
-        assert_eq!(work.memory(&work.sums(), &(1..3), 1), 60 + 40 + 32);
-        assert_eq!(work.memory(&work.sums(), &(1..3), 3), 60 + 120 + 32);
+        let memory = |work: &Work, in_flight| {
+            let held = Held {
+                in_flight,
+                ..Held::LEAST
+            };
+            work.memory(&work.sums(), &(1..3), held)
+        };
+        assert_eq!(memory(&work, 1), 60 + 40 + 32);
+        assert_eq!(memory(&work, 3), 60 + 120 + 32);
         work.recompute = true;
-        assert_eq!(work.memory(&work.sums(), &(1..3), 3), 60 + 3 * 8 + 40 + 32);
+        assert_eq!(memory(&work, 3), 60 + 3 * 8 + 40 + 32);
         let in_flight = |work: &Work| [0, 1, 2].map(|position| work.in_flight(position, 3));
         assert_eq!((in_flight(&work), work.in_flight(0, 20)), ([3, 2, 1], 8));
         work.hides_transfers = true;
         assert_eq!(in_flight(&work), [5, 3, 1]);
+    }
+
+    #[test]
+    fn versions_of_the_weights_take_memory_where_steps_overlap() {
+        let asynchronous = |stashing| Work {
+            stashing,
+            ..work(&[1.0; 4], 1)
+        };
+        let held = |work: &Work| [0, 1, 2].map(|position| work.held(position, 3));
+        let own = asynchronous(Stashing::Own);
+        let stage = |in_flight, stashed| Held { in_flight, stashed };
+        assert_eq!(held(&own), [stage(3, 3), stage(2, 2), stage(1, 1)]);
+        let synced = asynchronous(Stashing::VerticalSync);
+        assert_eq!(held(&synced), [stage(3, 3), stage(2, 3), stage(1, 3)]);
+        // Two blocks: 20 of weights beside what one version takes.
+        let memory = |work: &Work| work.memory(&work.sums(), &(1..3), work.held(1, 3));
+        assert_eq!(memory(&own), 60 + 80 + 32 + 2 * 20);
+        assert_eq!(memory(&synced), 60 + 80 + 32 + 3 * 20);
     }
 
     #[test]
@@ -324,6 +408,9 @@ pub(crate) mod tests {
         assert!(message(&devices, &dead).contains("device 1: the rate"));
         dead.rate.pop();
         assert!(message(&devices, &dead).contains("device 1: the links"));
+        let mut late = links.clone();
+        late.latency[1][0] = -1.0;
+        assert!(message(&devices, &late).contains("device 1: the latency"));
         assert!(message(&[], &links).contains("no devices"));
         let empty = Work {
             n_micro: 0,

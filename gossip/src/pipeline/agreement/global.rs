@@ -68,6 +68,13 @@ impl Agreement {
         self.is_news = true;
     }
 
+    /// Work beyond `step` was undone and is made again differently: so is a line beyond it.
+    pub(super) fn undo_global(&mut self, step: u64) {
+        if self.global.line > step {
+            self.global = Global::default();
+        }
+    }
+
     /// Whether this peer, the steward, is to name the newest safe line.
     fn is_line_due(&self) -> bool {
         let Global {

@@ -6,6 +6,7 @@ use skein_gossip::agreement::Input;
 use skein_gossip::ids::Digest;
 use skein_gossip::message::StateRequest;
 use skein_gossip::view::View;
+use skein_model::snapshot::Snapshot;
 
 use super::super::journal::Entry;
 use super::super::{fetch, start, threads};
@@ -19,6 +20,13 @@ impl Driver {
         if let Some(here) = self.given.filter(|here| is_first && *here != origin.digest) {
             self.fail(start::differ(here, origin.digest));
         }
+    }
+
+    /// The weights named `digest`, if they are offered or were fetched.
+    pub(in super::super) fn weights(&self, digest: Digest) -> Option<&Snapshot> {
+        let mut held = self.offered.iter().chain(&self.fetched);
+        let found = held.find(|(held, _)| *held == digest);
+        found.map(|(_, snapshot)| snapshot)
     }
 
     /// Begins a try to fetch what is wanted from whoever has it now.
@@ -73,7 +81,7 @@ impl Driver {
                     .map(|threads| threads.decode_weights(&bytes));
                 match decoded {
                     Some(Ok(snapshot)) if Digest(snapshot.weights_hash()) == digest => {
-                        self.kept = Some((digest, snapshot));
+                        self.fetched = Some((digest, snapshot));
                         self.fetching = Fetching::Nothing;
                         return self.input(Input::Fetched(digest));
                     }

@@ -86,8 +86,17 @@ impl Lines {
 
     /// Removes lines older than `step`, but for those `kept`.
     pub(super) fn prune(&self, step: u64, kept: &[u64]) -> io::Result<()> {
-        for (older, path) in self.all()? {
-            if older < step && !kept.contains(&older) {
+        self.remove(|line| line < step && !kept.contains(&line))
+    }
+
+    /// Removes lines newer than `step`, but for those `kept`: they are of work that was undone.
+    pub(super) fn undo(&self, step: u64, kept: &[u64]) -> io::Result<()> {
+        self.remove(|line| line > step && !kept.contains(&line))
+    }
+
+    fn remove(&self, which: impl Fn(u64) -> bool) -> io::Result<()> {
+        for (line, path) in self.all()? {
+            if which(line) {
                 fs::remove_dir_all(path)?;
             }
         }

@@ -12,6 +12,7 @@ mod facts;
 mod disk;
 mod store;
 mod parcel;
+mod links;
 mod planner;
 mod prepare;
 mod outbox;

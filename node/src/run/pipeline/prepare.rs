@@ -17,8 +17,8 @@ use crate::job::JobFile;
 use crate::run::folder::JobFolder;
 use crate::run::start;
 
-/// Passes per block and size of which the middle one counts.
-const PASSES: usize = 3;
+/// Passes per block and size of which the fastest counts.
+const PASSES: usize = 5;
 
 /// What can be said before the shape of the data is known.
 #[derive(Debug)]
@@ -80,17 +80,7 @@ pub(super) fn prepare(
         false => None,
     };
     let samples = facts.pipeline.samples(facts.batch, 0) as usize;
-    let input = shape.input.map(i64::from);
-    let classes = i64::from(shape.classes);
-    let measured = plan::measure(
-        &facts.config,
-        input,
-        classes,
-        &facts.optimiser,
-        samples,
-        PASSES,
-    );
-    let measured = measured.map_err(|error| error.to_string())?;
+    let measured = measure(&facts, shape, PASSES)?;
     let time = |block: &plan::BlockProfile| BlockTime {
         forward_us: (block.forward.of(samples) * 1e6) as f32,
         backward_us: (block.backward.of(samples) * 1e6) as f32,
@@ -140,4 +130,24 @@ fn begin_from(
         copies.put(0, block, Kept::Disk(path));
     }
     Ok(Some(given.digest))
+}
+
+/// Times every block in `passes` passes over a micro-batch.
+///
+/// # Errors
+/// In words for the user.
+pub(super) fn measure(
+    facts: &Facts,
+    shape: &DataShape,
+    passes: usize,
+) -> Result<plan::Profile, String> {
+    let measured = plan::measure(
+        &facts.config,
+        shape.input.map(i64::from),
+        i64::from(shape.classes),
+        &facts.optimiser,
+        facts.pipeline.samples(facts.batch, 0) as usize,
+        passes,
+    );
+    measured.map_err(|error| error.to_string())
 }

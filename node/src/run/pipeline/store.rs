@@ -50,10 +50,22 @@ impl Copies {
         }
     }
 
+    /// Steps of which something is held on disk.
+    pub(super) fn on_disk(&self) -> impl Iterator<Item = u64> {
+        let on_disk = |kept: &Kept| matches!(kept, Kept::Disk(_));
+        let copies = self.copies.iter();
+        copies.filter_map(move |((step, _), kept)| on_disk(kept).then_some(*step))
+    }
+
     /// The newest step of which anything is held; 0 where there is none.
     pub(super) fn newest(&self) -> u64 {
         let newest = self.copies.last_key_value();
         newest.map_or(0, |((step, _), _)| *step)
+    }
+
+    /// Drops what is newer than `step`.
+    pub(super) fn undo(&mut self, step: u64) {
+        self.copies.retain(|(held, _), _| *held <= step);
     }
 
     /// The newest step before `step` at which all of `blocks` are held.

@@ -26,6 +26,8 @@ struct Errand {
     /// Copies held of an older step, that changes can be against.
     have: Option<u64>,
     old: Vec<(u16, Kept)>,
+    /// How often work had been undone when it was asked for.
+    undone: u64,
 }
 
 impl Errand {
@@ -71,7 +73,7 @@ impl Errand {
         lines: &Lines,
         done: &mpsc::Sender<Done>,
     ) -> Result<Vec<(u16, State)>, Lack> {
-        let step = self.want.step;
+        let (step, undone) = (self.want.step, self.undone);
         for block in self.want.blocks.clone() {
             for (block, state) in self.fetch(block..block + 1).await? {
                 let lines = lines.clone();
@@ -80,7 +82,13 @@ impl Errand {
                 let path = written
                     .map_err(|error| Lack::Disk(error.to_string()))?
                     .map_err(|error| Lack::Disk(error.to_string()))?;
-                let _ = done.send(Done::OnDisk { step, block, path }).await;
+                let on_disk = Done::OnDisk {
+                    step,
+                    block,
+                    path,
+                    undone,
+                };
+                let _ = done.send(on_disk).await;
             }
         }
         Ok(Vec::new())
@@ -91,9 +99,16 @@ impl Driver {
     /// Fetches what the agreement wants: all at once, or, where it goes to disk, block by block.
     pub(super) fn fetch(&mut self, want: Want) {
         let to_disk = self.goes_to_disk(&want);
-        let Some(running) = &self.running else { return };
-        // What many fetch is packed once: whole.
-        let have = match want.is_global {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        if to_disk {
+            running.to_disk = Some(want.step);
+        }
+        let running = &*running;
+        // What many fetch is packed once: whole. So is what could not be had as a change.
+        let is_whole = want.is_global || running.distrusted == Some((want.step, want.blocks.start));
+        let have = match is_whole {
             true => None,
             false => running.copies.base(want.step, want.blocks.clone()),
         };
@@ -108,6 +123,7 @@ impl Driver {
             facts: Arc::clone(&running.facts),
             have,
             old: old.collect(),
+            undone: running.undone,
             want,
         };
         let (done, lines) = (self.done.clone(), running.lines.clone());
@@ -120,15 +136,31 @@ impl Driver {
                 }
                 false => errand.fetch(errand.want.blocks.clone()).await,
             };
-            let _ = done.send(Done::Fetched(errand.want, outcome)).await;
+            let (want, undone) = (errand.want, errand.undone);
+            let _ = done.send(Done::Fetched(want, undone, outcome)).await;
         });
     }
 
-    pub(super) fn on_fetched(&mut self, want: Want, outcome: Result<Vec<(u16, State)>, Lack>) {
+    /// What was asked for when work had been undone `undone` times has come.
+    pub(super) fn on_fetched(
+        &mut self,
+        want: Want,
+        undone: u64,
+        outcome: Result<Vec<(u16, State)>, Lack>,
+    ) {
         let to_disk = outcome.as_ref().is_ok_and(Vec::is_empty);
         let Some(running) = &mut self.running else {
             return;
         };
+        let outcome = match undone == running.undone {
+            true => outcome,
+            false => Err(Lack::Holders("work was undone meanwhile".into())),
+        };
+        // A change against an older copy may not fit here where that step was made twice: next it comes whole.
+        running.distrusted = outcome
+            .is_err()
+            .then_some((want.step, want.blocks.start))
+            .filter(|_| !running.is_exact());
         let reason = match outcome {
             Ok(states) => {
                 for (block, state) in states {

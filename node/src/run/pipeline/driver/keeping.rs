@@ -1,5 +1,6 @@
 //! Which copies are kept, and where: what is of use at any moment in memory, whole lines and the newest safe one on disk.
 
+use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -33,12 +34,18 @@ impl Driver {
         }
         let resting = running.copies.resting(before);
         let (lines, done) = (running.lines.clone(), self.done.clone());
-        let (on_disk, kept) = (running.on_disk, running.held_longer.clone());
+        let (on_disk, kept) = (running.on_disk, running.kept_on_disk());
+        let undone = running.undone;
         tokio::task::spawn_blocking(move || {
             let rest = || {
                 for (step, block, state) in resting {
                     let path = lines.write(step, block, &state)?;
-                    let _ = done.blocking_send(Done::OnDisk { step, block, path });
+                    let _ = done.blocking_send(Done::OnDisk {
+                        step,
+                        block,
+                        path,
+                        undone,
+                    });
                 }
                 lines.prune(on_disk, &kept)
             };
@@ -47,9 +54,10 @@ impl Driver {
         });
     }
 
-    /// A copy is on disk now.
-    pub(super) fn on_disk(&mut self, step: u64, block: u16, path: PathBuf) {
-        let Some(running) = &mut self.running else {
+    /// A copy is on disk now. It is of no use where work was undone since it was `undone` times.
+    pub(super) fn on_disk(&mut self, step: u64, block: u16, path: PathBuf, undone: u64) {
+        let running = self.running.as_mut();
+        let Some(running) = running.filter(|running| running.undone == undone) else {
             return;
         };
         if running.copies.get(step, block).is_some() {
@@ -140,13 +148,18 @@ impl Driver {
             running.lines.clone(),
             self.done.clone(),
         );
-        let kept = running.held_longer.clone();
+        let kept = running.kept_on_disk();
+        let is_exact = running.is_exact();
         tokio::task::spawn_blocking(move || {
-            let saved = lines.save(safe, &copies);
-            let saved = saved
-                .and_then(|()| lines.prune(safe, &kept))
-                .map(|()| safe)
-                .map_err(|error| error.to_string());
+            let save = || {
+                lines.save(safe, &copies)?;
+                lines.prune(safe, &kept)?;
+                if !is_exact {
+                    lines.undo(safe, &kept)?;
+                }
+                Ok(safe)
+            };
+            let saved = save().map_err(|error: io::Error| error.to_string());
             let _ = done.blocking_send(Done::Saved(saved));
         });
     }
@@ -154,7 +167,11 @@ impl Driver {
     pub(super) fn on_saved(&mut self, outcome: Result<u64, String>) {
         if let Some(running) = &mut self.running {
             running.saving = false;
-            running.on_disk = running.on_disk.max(*outcome.as_ref().unwrap_or(&0));
+            // What was undone meanwhile does not count.
+            let (_, saved) = running.saved;
+            if let Some(step) = outcome.as_ref().ok().filter(|step| **step <= saved) {
+                running.on_disk = running.on_disk.max(*step);
+            }
         }
         match outcome {
             Ok(step) => self.journal.write(&Entry::Checkpoint { step }),
