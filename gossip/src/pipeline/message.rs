@@ -216,7 +216,7 @@ mod tests {
                 rates: vec![rate; n],
                 ..Profile::default()
             };
-            let can_be = bytes_per_s.is_finite() && bytes_per_s >= 1.0 && bytes_per_s <= 1e12 && round_trip_us <= 60_000_000;
+            let can_be = (1.0..=1e12).contains(&bytes_per_s) && round_trip_us <= 60_000_000;
             prop_assert_eq!(profile.is_of(3), n == 0 || (can_be && n <= MAX_MEMBERS));
             prop_assert!(!profile.is_of(4));
         }

@@ -231,4 +231,9 @@ impl Agreement {
             contribution: own.contribution,
         }
     }
+
+    /// What others said last; only those heard of.
+    pub fn beats(&self) -> impl Iterator<Item = (PeerId, &Arc<Beat>)> {
+        self.heard.iter().map(|(peer, heard)| (*peer, &heard.beat))
+    }
 }

@@ -396,11 +396,6 @@ impl Agreement {
         self.setback.as_ref()
     }
 
-    /// What others said last; only those heard of.
-    pub fn beats(&self) -> impl Iterator<Item = (PeerId, &Arc<Beat>)> {
-        self.heard.iter().map(|(peer, heard)| (*peer, &heard.beat))
-    }
-
     /// Whether `peer` is alive, as far as this one knows.
     pub fn is_alive(&self, peer: PeerId) -> bool {
         let has_beaten = |heard: &Heard| !heard.is_old;

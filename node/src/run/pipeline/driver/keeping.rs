@@ -9,7 +9,7 @@ use skein_gossip::pipeline::copies::Held;
 use tokio::sync::oneshot;
 
 use super::super::disk::Kept;
-use super::{Done, Driver};
+use super::{Done, Driver, Running};
 use crate::control::Hex;
 use crate::job::Every;
 use crate::run::journal::Entry;
@@ -20,6 +20,15 @@ const LAST_SAVE: Duration = Duration::from_millis(1200);
 const ROOM_LINES: u64 = 3;
 /// Pause before a disk that had no room is looked at again.
 const ROOM_AGAIN: Duration = Duration::from_secs(60);
+
+impl Running {
+    /// Steps of which something is to stay on disk, whatever else goes.
+    fn kept_on_disk(&self) -> Vec<u64> {
+        let longer = self.held_longer.iter().copied();
+        let kept = longer.chain(self.copies.on_disk());
+        kept.chain(self.to_disk).collect()
+    }
+}
 
 impl Driver {
     /// Drops copies older than `before`, but for those named; these go to disk.

@@ -122,13 +122,6 @@ impl Running {
         }
     }
 
-    /// Steps of which something is to stay on disk, whatever else goes.
-    fn kept_on_disk(&self) -> Vec<u64> {
-        let longer = self.held_longer.iter().copied();
-        let kept = longer.chain(self.copies.on_disk());
-        kept.chain(self.to_disk).collect()
-    }
-
     /// Whether lines made in the view `made` are lines of the job.
     fn counts(&self, made: Stamp) -> bool {
         let counts = |view: &Arc<View>| view.stamp == made || view.after == Some(made);
