@@ -10,7 +10,7 @@ impl Agreement {
     /// Learns of the end from another peer's beat.
     pub(super) fn on_ending(&mut self, now: Tick, is_member: bool, theirs: &EndingState) {
         if theirs.closed && !matches!(self.phase, Phase::Closed(_)) {
-            return self.on_closed(now, theirs.clone());
+            return self.on_closed(now, is_member, theirs.clone());
         }
         if is_member && !self.is_over() {
             self.begin_end(now, theirs.reason.clone());
@@ -56,6 +56,23 @@ impl Agreement {
         Tick::NEVER
     }
 
+    /// Whoever closed is gone, and the weights with it: the members that are left end with what they have.
+    pub(super) fn give_up_closing(&mut self, now: Tick) {
+        let Phase::Closing(state) = &self.phase else {
+            return;
+        };
+        let is_lost = state
+            .decision
+            .is_some_and(|decision| self.holders(now, decision.candidate.digest).is_empty());
+        if is_lost && self.view.is_some() {
+            let state = EndingState {
+                decision: None,
+                ..state.clone()
+            };
+            self.set_phase(now, Phase::Ending(state));
+        }
+    }
+
     pub(super) fn adopt_decision(&mut self, now: Tick, decision: Decision) {
         let Phase::Ending(mine) = &mut self.phase else {
             return;
@@ -77,7 +94,7 @@ impl Agreement {
         self.changed(now);
     }
 
-    pub(super) fn on_closed(&mut self, now: Tick, theirs: EndingState) {
+    fn on_closed(&mut self, now: Tick, is_member: bool, theirs: EndingState) {
         let mine = match &self.phase {
             Phase::Ending(state) | Phase::Closing(state) => Some(state.clone()),
             _ => None,
@@ -104,6 +121,11 @@ impl Agreement {
                     self.set_phase(now, Phase::Closing(state));
                 }
             }
+            // It had nothing and met nobody; here there is work to be kept.
+            None if !is_member && matches!(self.phase, Phase::Training | Phase::Syncing(_)) => {
+                self.begin_end(now, theirs.reason);
+            }
+            None if !is_member && self.is_over() => {}
             decision => self.close(now, theirs.reason, decision),
         }
     }

@@ -71,6 +71,7 @@ impl Agreement {
                 return next;
             }
         }
+        self.give_up_closing(now);
         next = next.min(self.abstain_when_late(now));
         if steward == self.me {
             next = next.min(self.act_as_steward(now));
