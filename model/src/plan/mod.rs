@@ -11,16 +11,25 @@
 //! [`search`] tries orders and subsets of devices, and takes the cut whose predicted step is the shortest: of all cuts where an
 //! order has at most a thousand, else near it.
 
+mod time;
 mod profile;
 mod work;
+mod costs;
+mod problem;
+mod group;
+mod events;
 mod schedule;
 mod partition;
 mod search;
 mod measure;
 
+pub use events::Pass;
+pub use group::{Group, Reduction, Share};
 pub use measure::measure;
 pub use partition::{equal, partition, pipedream};
-pub use profile::{BlockProfile, MAX_BLOCKS, Profile, ProfileError, Time, capacity};
-pub use schedule::{Prediction, predict};
-pub use search::{MAX_PERMUTED, Plan, search, search_in_order};
-pub use work::{Device, Links, MAX_DEVICES, MAX_MICRO_BATCHES, Placement, PlanError, Work};
+pub use problem::Problem;
+pub use profile::{BlockProfile, BlockTimes, MAX_BLOCKS, Profile, ProfileError};
+pub use schedule::{Prediction, Span, predict};
+pub use search::{MAX_PERMUTED, Plan, search};
+pub use time::{MAX_POINTS, Time};
+pub use work::{Data, Device, Links, MAX_DEVICES, MAX_MICRO_BATCHES, Placement, PlanError, Work};

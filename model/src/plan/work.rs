@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::profile::{Profile, ProfileError};
+use super::profile::{BlockTimes, Profile, ProfileError};
 
 /// Most devices of a plan.
 pub const MAX_DEVICES: usize = 1024;
@@ -58,6 +58,11 @@ pub enum PlanError {
         /// Memory of the largest device.
         largest: u64,
     },
+    /// Whatever the cut, two devices without a link would have to send to each other.
+    #[error(
+        "no plan does without the links that are missing: give a rate above 0 between more of the devices"
+    )]
+    Unlinked,
     /// Every block fits somewhere, but not all of them together.
     #[error(
         "the model needs {needs} bytes with its micro-batches in flight, the devices have {available} together, and no cut fits: block {block} is the first that does not"
@@ -73,38 +78,68 @@ pub enum PlanError {
 }
 
 /// One step of the job.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Work {
-    /// What the blocks cost on the device that all capacities are relative to.
-    pub profile: Profile,
     /// Samples of a micro-batch.
     pub micro_batch: usize,
     /// Micro-batches of a step.
     pub n_micro: usize,
     /// Whether forward passes are made once more instead of kept.
+    #[serde(default)]
     pub recompute: bool,
     /// Whether stage i of n has up to 2 (n - i) - 1 micro-batches in flight, which hides the time of transfers, and not just
-    /// n - i.
+    /// n - i (i from 0).
+    #[serde(default)]
     pub hides_transfers: bool,
+    /// What the blocks cost, on the device that all capacities are relative to.
+    pub profile: Profile,
 }
 
 /// A device that may get blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Device {
-    /// Factor on the profile's times: 1 for the device it is of, more for a slower one.
+    /// What people call it; nothing is decided by it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Factor on its times: 1 for one that keeps to them, more for a slower one.
     pub capacity: f64,
-    /// Memory it has for the job.
+    /// Memory it has for the job; [`u64::MAX`], or nothing in a file, if that is no matter.
+    #[serde(skip_serializing_if = "is_unlimited")]
     pub memory_bytes: u64,
+    /// Its own times of every block; those of the work's profile where there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub times: Option<Vec<BlockTimes>>,
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            capacity: 1.0,
+            memory_bytes: u64::MAX,
+            times: None,
+        }
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_unlimited(memory_bytes: &u64) -> bool {
+    *memory_bytes == u64::MAX
 }
 
 /// What the links between devices carry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Links {
-    /// Bytes per second from each device (row) to each other; the diagonal is not looked at.
+    /// Bytes per second from each device (row) to each other; the diagonal is not looked at. 0 where there is no link.
     pub rate: Vec<Vec<f64>>,
     /// Seconds from the end of sending to the end of receiving.
+    #[serde(default)]
     pub latency: f64,
     /// Whether both directions of a link share its rate, as on a radio channel.
+    #[serde(default)]
     pub shared: bool,
 }
 
@@ -118,10 +153,26 @@ impl Links {
         }
     }
 
-    /// Seconds that `bytes` take from one device to another, without latency.
+    /// Seconds that `bytes` take from one device to another, without latency; without end where there is no link.
     pub(crate) fn seconds(&self, from: usize, to: usize, bytes: u64) -> f64 {
-        bytes as f64 / self.rate[from][to]
+        let rate = self.rate[from][to];
+        if rate > 0.0 {
+            bytes as f64 / rate
+        } else {
+            f64::INFINITY
+        }
     }
+}
+
+/// Where the samples are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Data {
+    /// On every device.
+    #[default]
+    Everywhere,
+    /// On this one, which sends them to whoever else begins with them.
+    At(usize),
 }
 
 /// The blocks of one device.
@@ -134,6 +185,22 @@ pub struct Placement {
 }
 
 impl Work {
+    /// Refuses figures that cannot be, and pairs of devices without a link.
+    pub(crate) fn check_linked(&self, devices: &[Device], links: &Links) -> Result<(), PlanError> {
+        self.check(devices, links)?;
+        for (device, row) in links.rate.iter().enumerate() {
+            if row
+                .iter()
+                .enumerate()
+                .any(|(to, rate)| to != device && *rate == 0.0)
+            {
+                let what = "one of its links has a rate of 0";
+                return Err(PlanError::Device { device, what });
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses figures that cannot be: nothing behind this has to think of NaN or of no devices.
     pub(crate) fn check(&self, devices: &[Device], links: &Links) -> Result<(), PlanError> {
         self.profile.check()?;
@@ -148,10 +215,18 @@ impl Work {
         if !(1..=MAX_DEVICES).contains(&devices.len()) {
             return refuse(devices.len(), "there are no devices, or more than 1024");
         }
-        let is_rate = |rate: &f64| *rate > 0.0 && rate.is_finite();
+        let is_rate = |rate: &f64| *rate >= 0.0 && rate.is_finite();
         for (number, device) in devices.iter().enumerate() {
-            if !is_rate(&device.capacity) {
+            if !(device.capacity > 0.0 && device.capacity.is_finite()) {
                 return refuse(number, "its capacity is not above 0");
+            }
+            if let Some(times) = &device.times {
+                if times.len() != self.profile.blocks.len() {
+                    return refuse(number, "it does not have times for every block");
+                }
+                if !times.iter().all(BlockTimes::is_believed) {
+                    return refuse(number, "one of its times cannot be");
+                }
             }
             let row = links
                 .rate
@@ -165,7 +240,10 @@ impl Work {
                 .enumerate()
                 .all(|(to, rate)| to == number || is_rate(rate));
             if !fit {
-                return refuse(number, "the rate of one of its links is not above 0");
+                return refuse(
+                    number,
+                    "the rate of one of its links is below 0 or no number",
+                );
             }
         }
         if links.latency >= 0.0 && links.latency.is_finite() {
@@ -185,73 +263,6 @@ impl Work {
         };
         depth.clamp(1, self.n_micro)
     }
-
-    /// Sums over the first blocks, from none to all.
-    pub(crate) fn sums(&self) -> Sums {
-        let mut sums = Sums {
-            seconds: vec![[0.0; 3]],
-            bytes: vec![[0; 2]],
-        };
-        let mut seconds = [0.0; 3];
-        let mut bytes = [0u64; 2];
-        for block in &self.profile.blocks {
-            let times = [block.forward, block.backward].map(|time| time.of(self.micro_batch));
-            seconds[0] += times[0];
-            seconds[1] += times[1];
-            seconds[2] += block.update;
-            bytes[0] += block.state_bytes;
-            bytes[1] += block.kept_bytes;
-            sums.seconds.push(seconds);
-            sums.bytes.push(bytes);
-        }
-        sums
-    }
-
-    /// Seconds of forward, backward and update of `blocks` on a device of capacity 1. The last stage has nothing to make
-    /// again: its backward pass comes at once.
-    pub(crate) fn seconds(&self, sums: &Sums, blocks: &Range<usize>) -> [f64; 3] {
-        let (start, end) = (sums.seconds[blocks.start], sums.seconds[blocks.end]);
-        let [forward, mut backward, update] = std::array::from_fn(|part| end[part] - start[part]);
-        if self.recompute && blocks.end < self.profile.blocks.len() {
-            backward += forward;
-        }
-        [forward, backward, update]
-    }
-
-    /// Bytes of a micro-batch that go into block `block`.
-    pub(crate) fn micro_bytes_into(&self, block: usize) -> u64 {
-        self.profile
-            .bytes_into(block)
-            .saturating_mul(self.micro_batch as u64)
-    }
-
-    /// Bytes that `blocks` take with `in_flight` micro-batches: the state, what these keep, and the frames in and out with
-    /// their gradients.
-    pub(crate) fn memory(&self, sums: &Sums, blocks: &Range<usize>, in_flight: usize) -> u64 {
-        let (start, end) = (sums.bytes[blocks.start], sums.bytes[blocks.end]);
-        let [state, kept] = [end[0] - start[0], end[1] - start[1]];
-        let graph = kept.saturating_mul(self.micro_batch as u64);
-        let (first, behind) = (
-            self.micro_bytes_into(blocks.start),
-            self.micro_bytes_into(blocks.end),
-        );
-        let kept = if self.recompute {
-            first.saturating_mul(in_flight as u64).saturating_add(graph)
-        } else {
-            graph.saturating_mul(in_flight as u64)
-        };
-        let frames = first.saturating_add(behind).saturating_mul(2);
-        state.saturating_add(kept).saturating_add(frames)
-    }
-}
-
-/// Sums over a profile's first blocks: what a run of blocks costs is the difference of two.
-#[derive(Clone, Debug)]
-pub(crate) struct Sums {
-    /// Seconds forward, backward and of the update.
-    seconds: Vec<[f64; 3]>,
-    /// Bytes of the state, and kept per sample.
-    bytes: Vec<[u64; 2]>,
 }
 
 #[cfg(test)]
@@ -261,10 +272,7 @@ pub(crate) mod tests {
 
     /// Blocks of the given forward seconds per micro-batch of one sample, twice as long backward, 8 bytes across each border.
     pub(crate) fn work(seconds: &[f64], n_micro: usize) -> Work {
-        let time = |per_sample: f64| Time {
-            fixed: 0.0,
-            per_sample,
-        };
+        let time = |per_sample: f64| Time::measured([(1, per_sample)]);
         let block = |seconds: &f64| BlockProfile {
             forward: time(*seconds),
             backward: time(2.0 * seconds),
@@ -289,24 +297,10 @@ pub(crate) mod tests {
     /// `n` equal devices with fast links and much memory.
     pub(crate) fn even(n: usize) -> (Vec<Device>, Links) {
         let device = Device {
-            capacity: 1.0,
             memory_bytes: 1 << 40,
+            ..Device::default()
         };
         (vec![device; n], Links::uniform(n, 1e12, 0.0))
-    }
-
-    #[test]
-    fn memory_grows_with_what_is_in_flight_and_less_with_recomputation() {
-        let mut work = work(&[1.0; 4], 8);
-        // Two blocks: 60 of state, 40 per micro-batch, two frames in, two out.
-        assert_eq!(work.memory(&work.sums(), &(1..3), 1), 60 + 40 + 32);
-        assert_eq!(work.memory(&work.sums(), &(1..3), 3), 60 + 120 + 32);
-        work.recompute = true;
-        assert_eq!(work.memory(&work.sums(), &(1..3), 3), 60 + 3 * 8 + 40 + 32);
-        let in_flight = |work: &Work| [0, 1, 2].map(|position| work.in_flight(position, 3));
-        assert_eq!((in_flight(&work), work.in_flight(0, 20)), ([3, 2, 1], 8));
-        work.hides_transfers = true;
-        assert_eq!(in_flight(&work), [5, 3, 1]);
     }
 
     #[test]
@@ -321,10 +315,28 @@ pub(crate) mod tests {
         assert!(message(&slow, &links).contains("device 1: its capacity"));
         let mut dead = links.clone();
         dead.rate[1][0] = 0.0;
+        assert_eq!(work.check(&devices, &dead), Ok(()));
+        let unlinked = work.check_linked(&devices, &dead).unwrap_err().to_string();
+        assert!(
+            unlinked.contains("device 1: one of its links"),
+            "{unlinked}"
+        );
+        dead.rate[1][0] = -1.0;
+        assert!(message(&devices, &dead).contains("device 1: the rate"));
+        dead.rate[1][0] = f64::NAN;
         assert!(message(&devices, &dead).contains("device 1: the rate"));
         dead.rate.pop();
         assert!(message(&devices, &dead).contains("device 1: the links"));
         assert!(message(&[], &links).contains("no devices"));
+        let mut own = devices.clone();
+        own[0].times = Some(vec![BlockTimes::default()]);
+        assert!(message(&own, &links).contains("device 0: it does not have times"));
+        let falling = BlockTimes {
+            update: f64::NAN,
+            ..BlockTimes::default()
+        };
+        own[0].times = Some(vec![BlockTimes::default(), falling]);
+        assert!(message(&own, &links).contains("device 0: one of its times"));
         let empty = Work {
             n_micro: 0,
             ..work.clone()
