@@ -19,12 +19,15 @@ mod problem;
 mod group;
 mod events;
 mod schedule;
+mod steps;
 mod partition;
 mod search;
+mod hybrid;
 mod measure;
 
 pub use events::Pass;
 pub use group::{Group, Reduction, Share};
+pub use hybrid::{Hybrid, MAX_HYBRID, hybrid, price, spans};
 pub use measure::measure;
 pub use partition::{equal, partition, pipedream};
 pub use problem::Problem;

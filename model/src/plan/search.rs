@@ -257,8 +257,8 @@ mod tests {
 
     use super::*;
     use crate::plan::partition::tests::{every_cut, fits as cut_fits};
-    use crate::plan::{partition, predict};
     use crate::plan::work::tests::{even, work};
+    use crate::plan::{partition, predict};
 
     #[test]
     fn a_device_that_would_slow_the_others_down_stands_by() {
