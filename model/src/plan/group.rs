@@ -11,7 +11,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::costs::Costs;
-use super::work::Placement;
+use super::work::{Data, Placement};
 
 /// What one member of a group computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -155,37 +155,34 @@ impl Pace {
 }
 
 /// Algorithm 1: `blocks` on these devices, a micro-batch divided such that the slowest is as fast as can be and all have room
-/// for up to `rule` micro-batches in flight; of fewer where memory asks for it. None if it does not fit.
+/// for `depth` micro-batches in flight, or for as many fewer as memory asks for; of `rule` where there is room for more. None if
+/// it does not fit.
 pub(crate) fn allocate(
     costs: &Costs<'_>,
     blocks: &Range<usize>,
     devices: &[usize],
-    rule: usize,
+    (depth, rule): (usize, usize),
 ) -> Option<Group> {
     let in_group = devices.len() > 1;
     let divided = |most: &dyn Fn(usize) -> usize| {
-        let shares = divide(costs, blocks, devices, most)?;
-        Some(Group {
+        let group = Group {
             blocks: blocks.clone(),
-            shares,
+            shares: divide(costs, blocks, devices, most)?,
             in_flight: 0,
-        })
+        };
+        group.warmed_up(costs, rule)
     };
-    let free = divided(&|_| usize::MAX)?.warmed_up(costs, rule);
-    if let Some(group) = free
-        && group.in_flight == rule
-    {
-        return Some(group);
-    }
+    let depth = depth.min(rule);
+    // Mostly memory makes no difference.
+    let free = divided(&|_| usize::MAX).filter(|group| group.in_flight >= depth);
     let limited = |in_flight: usize| {
-        let most = |device| costs.most_samples(device, blocks, in_flight, in_group);
-        divided(&most)?.warmed_up(costs, rule)
+        divided(&|device| costs.most_samples(device, blocks, in_flight, in_group))
     };
-    (1..=rule).rev().find_map(limited)
+    free.or_else(|| (1..=depth).rev().find_map(limited))
 }
 
-/// A micro-batch divided by speed (equation 9) below `most` samples per device, then sample by sample from the slowest to the
-/// one that is fastest with one more, while the slowest gets faster. None if there is no room for all samples.
+/// A micro-batch divided such that the slowest is as fast as can be, below `most` samples per device. None if there is no room
+/// for all samples.
 fn divide(
     costs: &Costs<'_>,
     blocks: &Range<usize>,
@@ -193,97 +190,35 @@ fn divide(
     most: &dyn Fn(usize) -> usize,
 ) -> Option<Vec<Share>> {
     let (whole, least) = (costs.work.micro_batch, costs.least_samples);
-    let seconds = |device: usize, samples: usize| {
-        let [forward, backward, _] = costs.seconds(device, blocks, samples);
-        forward + backward
-    };
-    let mut members: Vec<Member> = devices
+    let division = Division { costs, blocks };
+    let members: Vec<Member> = devices
         .iter()
         .map(|device| Member {
             device: *device,
             samples: 0,
             most: most(*device).min(whole),
-            speed: 1.0 / seconds(*device, whole).max(f64::MIN_POSITIVE),
+            speed: 1.0 / division.seconds(*device, whole).max(f64::MIN_POSITIVE),
         })
         .filter(|member| member.most >= least)
         .collect();
-    // Phase 1: in proportion to speed, those that are full drop out of the next round.
-    let mut left = whole;
-    while left > 0 {
-        let total: f64 = open(&members).map(|member| member.speed).sum();
-        let before = left;
-        for member in members
-            .iter_mut()
-            .filter(|member| member.samples < member.most)
-        {
-            let fair = (before as f64 * (member.speed / total)) as usize;
-            let more = fair.min(member.most - member.samples).min(left);
-            member.samples += more;
-            left -= more;
-        }
-        if left == before {
-            // Less than one sample for each: one by one to whoever is fastest with it.
-            let next = open(&members)
-                .map(|member| (seconds(member.device, member.samples + 1), member.device))
-                .min_by(|a, b| a.0.total_cmp(&b.0))?;
-            let chosen = members.iter_mut().find(|member| member.device == next.1)?;
-            chosen.samples += 1;
-            left -= 1;
-        }
+    if least == 1 {
+        return division.divide(members, 0).map(|(_, shares)| shares);
     }
-    // Who is left with fewer samples than it can train with gives them up.
-    while let Some(at) = members
-        .iter()
-        .position(|member| (1..least).contains(&member.samples))
-    {
-        let given = members.remove(at).samples;
-        for _ in 0..given {
-            let next = open(&members)
-                .filter(|member| member.samples >= least)
-                .map(|member| (seconds(member.device, member.samples + 1), member.device))
-                .min_by(|a, b| a.0.total_cmp(&b.0))?;
-            let chosen = members.iter_mut().find(|member| member.device == next.1)?;
-            chosen.samples += 1;
-        }
-    }
-    // Phase 2.
-    let mut times: Vec<f64> = members
-        .iter()
-        .map(|member| seconds(member.device, member.samples))
-        .collect();
-    while let Some(slowest) = (0..members.len()).max_by(|a, b| times[*a].total_cmp(&times[*b])) {
-        let of_slowest = members[slowest].samples;
-        let may_give = of_slowest > least || (least == 1 && of_slowest == 1);
-        let takers = members.iter().enumerate().filter(|(at, member)| {
-            *at != slowest
-                && member.samples < member.most
-                && (member.samples >= least || least == 1)
-        });
-        let next = takers
-            .map(|(at, member)| (seconds(member.device, member.samples + 1), at))
-            .min_by(|a, b| a.0.total_cmp(&b.0));
-        match next {
-            Some((then, at)) if may_give && then < times[slowest] => {
-                members[at].samples += 1;
-                times[at] = then;
-                members[slowest].samples -= 1;
-                times[slowest] = seconds(members[slowest].device, of_slowest - 1);
-            }
-            _ => break,
-        }
-    }
-    let taking = members.iter().filter(|member| member.samples > 0);
-    Some(
-        taking
-            .map(|member| Share {
-                device: member.device,
-                samples: member.samples,
-            })
-            .collect(),
-    )
+    // Each member takes as many as it must, so not all may be needed: the fastest, as many of them as is best.
+    let mut fastest: Vec<usize> = (0..members.len()).collect();
+    fastest.sort_by(|a, b| members[*b].speed.total_cmp(&members[*a].speed));
+    let among = |n: usize| {
+        let chosen = members.iter().enumerate();
+        let chosen = chosen.filter(|(at, _)| fastest[..n].contains(at));
+        division.divide(chosen.map(|(_, member)| member.clone()).collect(), least)
+    };
+    let divided = (1..=members.len().min(whole / least)).filter_map(among);
+    let best = divided.min_by(|a, b| a.0.total_cmp(&b.0));
+    best.map(|(_, shares)| shares)
 }
 
 /// A device while samples are divided.
+#[derive(Clone)]
 struct Member {
     device: usize,
     samples: usize,
@@ -291,8 +226,137 @@ struct Member {
     speed: f64,
 }
 
-fn open(members: &[Member]) -> impl Iterator<Item = &Member> {
-    members.iter().filter(|member| member.samples < member.most)
+/// For which blocks a micro-batch is divided.
+struct Division<'a> {
+    costs: &'a Costs<'a>,
+    blocks: &'a Range<usize>,
+}
+
+impl Division<'_> {
+    fn seconds(&self, device: usize, samples: usize) -> f64 {
+        let [forward, backward, _] = self.costs.seconds(device, self.blocks, samples);
+        forward + backward
+    }
+
+    /// Every member gets `floor` samples, the rest is divided by speed (equation 9), then samples move one by one from the
+    /// slowest to the one that is fastest with one more, while the slowest gets faster. Seconds of the slowest, and who has
+    /// any.
+    fn divide(&self, mut members: Vec<Member>, floor: usize) -> Option<(f64, Vec<Share>)> {
+        let mut left = self.costs.work.micro_batch;
+        for member in &mut members {
+            member.samples = floor;
+            left = left.checked_sub(floor)?;
+        }
+        // Phase 1: in proportion to speed; those that are full drop out of the next turn.
+        while left > 0 {
+            let has_room = |member: &&mut Member| member.samples < member.most;
+            let total: f64 = members.iter_mut().filter(has_room).map(|m| m.speed).sum();
+            let before = left;
+            for member in members.iter_mut().filter(has_room) {
+                let fair = (before as f64 * (member.speed / total)) as usize;
+                let more = fair.min(member.most - member.samples).min(left);
+                member.samples += more;
+                left -= more;
+            }
+            if left == before {
+                // Less than one sample for each.
+                let (_, at) = self.taker(&members, None)?;
+                members[at].samples += 1;
+                left -= 1;
+            }
+        }
+        // Phase 2.
+        let of = |member: &Member| self.seconds(member.device, member.samples);
+        let mut times: Vec<f64> = members.iter().map(of).collect();
+        while let Some(slowest) = (0..members.len()).max_by(|a, b| times[*a].total_cmp(&times[*b]))
+        {
+            let taker = self.taker(&members, Some(slowest));
+            match taker {
+                Some((then, at)) if members[slowest].samples > floor && then < times[slowest] => {
+                    members[at].samples += 1;
+                    times[at] = then;
+                    members[slowest].samples -= 1;
+                    times[slowest] = of(&members[slowest]);
+                }
+                _ => break,
+            }
+        }
+        self.near_the_data(&mut members, &mut times, floor);
+        let slowest = times.iter().copied().fold(0.0, f64::max);
+        let share = |member: &Member| Share {
+            device: member.device,
+            samples: member.samples,
+        };
+        let taking = members.iter().filter(|member| member.samples > 0);
+        let shares: Vec<Share> = taking.map(share).collect();
+        Some((slowest.max(raw(self.costs, self.blocks, &shares)), shares))
+    }
+
+    /// The member that has room and is the fastest with one more sample, and its seconds then.
+    fn taker(&self, members: &[Member], but: Option<usize>) -> Option<(f64, usize)> {
+        let others = members.iter().enumerate();
+        let others = others.filter(|(at, member)| Some(*at) != but && member.samples < member.most);
+        let then = others.map(|(at, member)| (self.seconds(member.device, member.samples + 1), at));
+        then.min_by(|a, b| a.0.total_cmp(&b.0))
+    }
+
+    /// Where raw samples take longer to come than the slowest member computes, samples go back to whoever has the data, those
+    /// over the slowest link first, while that helps.
+    fn near_the_data(&self, members: &mut [Member], times: &mut [f64], floor: usize) {
+        let Data::At(source) = self.costs.data else {
+            return;
+        };
+        if self.blocks.start > 0 {
+            return;
+        }
+        let Some(own) = members.iter().position(|member| member.device == source) else {
+            return;
+        };
+        let each = |member: &Member| {
+            let bytes = self.costs.bytes_into(0, 1);
+            self.costs.links.seconds(source, member.device, bytes)
+        };
+        loop {
+            let others = || (0..members.len()).filter(|at| *at != own);
+            let of = |at: usize| match members[at].samples {
+                0 => 0.0,
+                samples => samples as f64 * each(&members[at]),
+            };
+            let raw: f64 = others().map(of).sum();
+            let then = self.seconds(source, members[own].samples + 1);
+            let giving = others().filter(|at| members[*at].samples > floor);
+            let Some(from) =
+                giving.max_by(|a, b| each(&members[*a]).total_cmp(&each(&members[*b])))
+            else {
+                return;
+            };
+            let slowest = times.iter().copied().fold(0.0, f64::max);
+            if members[own].samples == members[own].most || then >= raw || raw <= slowest {
+                return;
+            }
+            members[own].samples += 1;
+            times[own] = then;
+            members[from].samples -= 1;
+            times[from] = self.seconds(members[from].device, members[from].samples);
+        }
+    }
+}
+
+/// Seconds that the raw samples of a micro-batch take from where they are to those of a group who do not have them, if it is
+/// the first.
+pub(crate) fn raw(costs: &Costs<'_>, blocks: &Range<usize>, shares: &[Share]) -> f64 {
+    let Data::At(source) = costs.data else {
+        return 0.0;
+    };
+    if blocks.start > 0 {
+        return 0.0;
+    }
+    let others = shares.iter().filter(|share| share.device != source);
+    let seconds = others.map(|share| {
+        let bytes = costs.bytes_into(0, share.samples);
+        costs.links.seconds(source, share.device, bytes)
+    });
+    seconds.sum()
 }
 
 #[cfg(test)]
@@ -317,21 +381,39 @@ mod tests {
         let (mut devices, links) = even(3);
         devices[1].capacity = 2.0;
         devices[2].capacity = 4.0;
-        let group = allocate(&Costs::new(&work, &devices, &links), &(0..2), &[0, 1, 2], 3).unwrap();
+        let group = allocate(
+            &Costs::new(&work, &devices, &links),
+            &(0..2),
+            &[0, 1, 2],
+            (3, 3),
+        )
+        .unwrap();
         assert_eq!((samples(&group), group.in_flight), (vec![8, 3, 1], 3));
         // 80 whatever the samples, 40 per sample and micro-batch, 32 per sample: room for three of three.
         devices[0].memory_bytes = 80 + 3 * (3 * 40 + 32);
-        let group = allocate(&Costs::new(&work, &devices, &links), &(0..2), &[0, 1, 2], 3).unwrap();
+        let group = allocate(
+            &Costs::new(&work, &devices, &links),
+            &(0..2),
+            &[0, 1, 2],
+            (3, 3),
+        )
+        .unwrap();
         assert_eq!((samples(&group), group.in_flight), (vec![3, 6, 3], 3));
         // Together they have room for all samples of one micro-batch only.
         devices
             .iter_mut()
             .for_each(|device| device.memory_bytes = 80 + 4 * (2 * 40 + 32));
-        let group = allocate(&Costs::new(&work, &devices, &links), &(0..2), &[0, 1, 2], 3).unwrap();
+        let group = allocate(
+            &Costs::new(&work, &devices, &links),
+            &(0..2),
+            &[0, 1, 2],
+            (3, 3),
+        )
+        .unwrap();
         assert_eq!((samples(&group), group.in_flight), (vec![4, 4, 4], 2));
         devices[0].memory_bytes = 70;
         let costs = Costs::new(&work, &devices, &links);
-        assert_eq!(allocate(&costs, &(0..2), &[0, 1, 2], 3), None);
+        assert_eq!(allocate(&costs, &(0..2), &[0, 1, 2], (3, 3)), None);
     }
 
     #[test]
@@ -345,7 +427,7 @@ mod tests {
         work.micro_batch = 4;
         let reduced = |work: &Work| {
             let costs = Costs::new(work, &devices, &links);
-            let group = allocate(&costs, &(0..1), &[0, 1, 2, 3], 1).unwrap();
+            let group = allocate(&costs, &(0..1), &[0, 1, 2, 3], (1, 1)).unwrap();
             group.reduction(&costs).unwrap()
         };
         // 10 bytes to three others at 100 per second, and one delay.
@@ -366,8 +448,11 @@ mod tests {
         devices[1].capacity = 3.0;
         let mut costs = Costs::new(&work, &devices, &links);
         costs.least_samples = 2;
-        let group = allocate(&costs, &(0..2), &[0, 1, 2], 3).unwrap();
+        let group = allocate(&costs, &(0..2), &[0, 1, 2], (3, 3)).unwrap();
         assert_eq!(samples(&group), [6, 2]);
+        costs.least_samples = 4;
+        let group = allocate(&costs, &(0..2), &[0, 1, 2], (3, 3)).unwrap();
+        assert_eq!(samples(&group), [8]);
     }
 
     proptest! {

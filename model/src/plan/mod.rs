@@ -23,6 +23,7 @@ mod steps;
 mod partition;
 mod search;
 mod hybrid;
+mod replan;
 mod measure;
 
 pub use events::Pass;
@@ -32,6 +33,7 @@ pub use measure::measure;
 pub use partition::{equal, partition, pipedream};
 pub use problem::Problem;
 pub use profile::{BlockProfile, BlockTimes, MAX_BLOCKS, Profile, ProfileError};
+pub use replan::{moved_bytes, replan};
 pub use schedule::{Prediction, Span, predict};
 pub use search::{MAX_PERMUTED, Plan, search};
 pub use time::{MAX_POINTS, Time};

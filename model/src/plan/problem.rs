@@ -83,3 +83,76 @@ impl Problem {
         costs
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const EDITED: &str = r#"
+        data = { at = 1 }
+        [work]
+        micro_batch = 8
+        n_micro = 4
+        [work.profile]
+        input_bytes = 3072
+        [[work.profile.blocks]]
+        forward = [[1, 0.004], [8, 0.02]]
+        backward = [[8, 0.04]]
+        output_bytes = 4096
+        parameter_bytes = 1000
+        state_bytes = 3000
+        kept_bytes = 8192
+        [[devices]]
+        name = "board"
+        capacity = 3
+        memory_bytes = 1_000_000
+        [[devices]]
+        name = "desk"
+        [[devices.times]]
+        forward = [[1, 0.001], [8, 0.002]]
+        backward = [[1, 0.001], [8, 0.004]]
+        [links]
+        rate = [[0, 12.5e6], [12.5e6, 0]]
+    "#;
+
+    #[test]
+    fn a_problem_can_be_written_by_hand() {
+        let problem: Problem = toml::from_str(EDITED).unwrap();
+        problem.check().unwrap();
+        assert_eq!(problem.devices[1].memory_bytes, u64::MAX);
+        assert_eq!((problem.data, problem.least_samples), (Data::At(1), 1));
+        let costs = problem.costs();
+        let [board, ..] = costs.seconds(0, &(0..1), 8);
+        let [desk, ..] = costs.seconds(1, &(0..1), 8);
+        assert!((board - 0.06).abs() < 1e-12 && (desk - 0.002).abs() < 1e-12);
+        let misspelt = EDITED.replace("memory_bytes", "memory");
+        let error = toml::from_str::<Problem>(&misspelt)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("memory"), "{error}");
+    }
+
+    #[test]
+    fn a_device_can_be_left_out() {
+        let problem: Problem = toml::from_str(EDITED).unwrap();
+        let rest = problem.without(0).unwrap();
+        assert_eq!((rest.data, rest.devices.len()), (Data::At(0), 1));
+        rest.check().unwrap();
+        assert_eq!(problem.without(1), None, "the data is on it");
+        assert_eq!(problem.without(7), None);
+        assert_eq!(rest.without(0), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_saved_is_what_is_read(seed in 0u64..1000) {
+            let problem = crate::plan::hybrid::drawn(seed, 3, 4, 8, 4);
+            let as_toml = toml::to_string(&problem).unwrap();
+            prop_assert_eq!(toml::from_str::<Problem>(&as_toml).unwrap(), problem.clone());
+            let as_json = serde_json::to_string(&problem).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Problem>(&as_json).unwrap(), problem);
+        }
+    }
+}

@@ -5,12 +5,14 @@
 //! of gradients, the paper's latency is `max over s of (T_w(s) + T_e(s) + T_a(s))`. Written out, all terms but the reductions
 //! come to `L = max over c of (M x(c) + sum of x(i), i < c)`, whose maximum is at the dominant step, and the latency to
 //! `L + max over s of (T_a(s) - sum of backward times i < s)`. Both are known of a pipeline's tail and grow step by step towards
-//! its head, so dynamic programming can carry them along: that is [`Tail`]. Deviation: where a link carries both directions at
-//! once, its pace is that of the slower direction.
+//! its head, so dynamic programming can carry them along: that is [`Tail`]. Deviations: where a link carries both directions at
+//! once, its pace is that of the slower direction; a stage with `K` micro-batches in flight gets no more than those through in
+//! the time of one way to the end and back, which the paper's K_p always hides where memory has room for it; and raw samples
+//! that the first stage does not have are a transfer before it.
 
 use super::costs::Costs;
 use super::events::overlaps;
-use super::group::Group;
+use super::group::{Group, raw};
 
 /// A pipeline from some stage to its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,6 +21,8 @@ pub(crate) struct Tail {
     pub(crate) latency: f64,
     /// Seconds for which reductions and updates go on after that; below 0 where they are made before.
     pub(crate) reduce: f64,
+    /// Seconds of one micro-batch all the way to the end and back.
+    pub(crate) way: f64,
 }
 
 impl Tail {
@@ -26,14 +30,26 @@ impl Tail {
     pub(crate) const END: Self = Self {
         latency: 0.0,
         reduce: f64::NEG_INFINITY,
+        way: 0.0,
     };
 
-    /// With a stage before it, of so many seconds forward and backward and for its reduction and update.
-    pub(crate) fn behind_stage(self, n_micro: usize, passes: [f64; 2], reduce: f64) -> Self {
+    /// With a stage before it, of so many seconds forward and backward and for its reduction and update, and so many
+    /// micro-batches in flight.
+    pub(crate) fn behind_stage(
+        self,
+        n_micro: usize,
+        passes: [f64; 2],
+        reduce: f64,
+        in_flight: usize,
+    ) -> Self {
         let both = passes[0] + passes[1];
+        let way = both + self.way;
+        let turns = n_micro.div_ceil(in_flight.max(1)) as f64;
+        let latency = (n_micro as f64 * both).max(both + self.latency);
         Self {
-            latency: (n_micro as f64 * both).max(both + self.latency),
+            latency: latency.max(turns * way),
             reduce: reduce.max(self.reduce - passes[1]),
+            way,
         }
     }
 
@@ -54,7 +70,21 @@ impl Tail {
         Self {
             latency: (n_micro as f64 * pace).max(there + back + 2.0 * latency + self.latency),
             reduce: self.reduce - back - latency,
+            way: there + back + 2.0 * latency + self.way,
         }
+    }
+
+    /// With raw samples that come to the first stage, so many seconds for each micro-batch.
+    pub(crate) fn behind_samples(self, n_micro: usize, seconds: f64) -> Self {
+        Self {
+            latency: (n_micro as f64 * seconds).max(seconds + self.latency),
+            ..self
+        }
+    }
+
+    /// Whether nothing is worse than of another tail.
+    pub(crate) fn is_as_good_as(&self, other: &Self) -> bool {
+        self.latency <= other.latency && self.reduce <= other.reduce && self.way <= other.way
     }
 
     /// Seconds of a step of the whole pipeline.
@@ -106,11 +136,11 @@ pub(crate) fn estimate(costs: &Costs<'_>, groups: &[Group]) -> f64 {
             let transfer = transfer(costs, group, next);
             tail = tail.behind_transfer(n_micro, transfer, costs.links.latency, costs.links.shared);
         }
-        tail = tail.behind_stage(
-            n_micro,
-            group.seconds(costs),
-            reduce_and_update(costs, group),
-        );
+        let reduce = reduce_and_update(costs, group);
+        tail = tail.behind_stage(n_micro, group.seconds(costs), reduce, group.in_flight);
+    }
+    if let Some(first) = groups.first() {
+        tail = tail.behind_samples(n_micro, raw(costs, &first.blocks, &first.shares));
     }
     tail.seconds()
 }
@@ -119,7 +149,9 @@ pub(crate) fn estimate(costs: &Costs<'_>, groups: &[Group]) -> f64 {
 /// and those for which all its messages take in one direction.
 pub(crate) fn bound(costs: &Costs<'_>, groups: &[Group]) -> f64 {
     let n_micro = costs.work.n_micro as f64;
-    let mut most = 0.0f64;
+    let first = groups.first();
+    let raw = first.map_or(0.0, |first| raw(costs, &first.blocks, &first.shares));
+    let mut most = n_micro * raw;
     for (position, group) in groups.iter().enumerate() {
         let reduction = group.reduction(costs).map_or(0.0, |(_, seconds)| seconds);
         for share in &group.shares {
@@ -183,7 +215,7 @@ mod tests {
                     tail = tail.behind_transfer(n_micro, [*there, *back], 0.0, true);
                     steps.insert(0, ([*there, *back], 0.0));
                 }
-                tail = tail.behind_stage(n_micro, [*forward, *backward], *reduce);
+                tail = tail.behind_stage(n_micro, [*forward, *backward], *reduce, n_micro);
                 steps.insert(0, ([*forward, *backward], *reduce));
             }
             let expected = latency_of_the_paper(n_micro as f64, &steps);

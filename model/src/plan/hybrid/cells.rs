@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::plan::costs::Costs;
-use crate::plan::group::{Pace, allocate};
+use crate::plan::group::{Pace, allocate, raw};
 use crate::plan::steps::reduce_and_update;
 
 /// Seconds of a group for a run of blocks.
@@ -15,8 +15,12 @@ pub(super) struct Cell {
     pub(super) passes: [f64; 2],
     /// Of the reduction and the slowest update.
     pub(super) reduce: f64,
-    /// Micro-batches in flight for which there is room.
-    in_flight: usize,
+    /// Of the raw samples of a micro-batch, of a group that begins.
+    pub(super) raw: f64,
+    /// Micro-batches in flight for which there is room, up to the rule.
+    pub(super) in_flight: usize,
+    /// For how many samples were divided: [`usize::MAX`] where memory makes no difference.
+    pub(super) depth: usize,
 }
 
 /// See the module's header.
@@ -28,14 +32,17 @@ pub(super) struct Cells<'a> {
     pub(super) groups: &'a [Vec<usize>],
     /// Whether the members of each group are linked.
     linked: Vec<bool>,
-    /// Per group and run, where asked before: with the deepest warm-up there is.
-    deepest: Vec<Vec<Option<Option<Cell>>>>,
-    /// Per group, run and depth, where memory makes a difference.
-    limited: BTreeMap<(usize, usize, usize), Option<Cell>>,
+    /// Per group and run, where asked before: the fastest division there is, and its room.
+    fastest: Vec<Vec<Option<Option<Cell>>>>,
+    /// Per group, run and rule, where memory makes a difference: the divisions for fewer and for more in flight.
+    limited: BTreeMap<(usize, usize, usize), Vec<Cell>>,
     most_in_flight: usize,
     /// Times algorithm 1 ran.
     pub(super) n_divided: usize,
 }
+
+/// Most divisions between the fastest and the deepest one.
+const MOST_DEPTHS: usize = 4;
 
 impl<'a> Cells<'a> {
     pub(super) fn new(costs: &'a Costs<'a>, grid: &'a [usize], groups: &'a [Vec<usize>]) -> Self {
@@ -46,49 +53,87 @@ impl<'a> Cells<'a> {
             grid,
             groups,
             linked: groups.iter().map(linked).collect(),
-            deepest: vec![vec![None; runs]; groups.len()],
+            fastest: vec![vec![None; runs]; groups.len()],
             limited: BTreeMap::new(),
             most_in_flight: costs.work.in_flight(0, costs.devices.len()),
             n_divided: 0,
         }
     }
 
-    /// The group's seconds for the blocks between two borders of the grid, with room for up to `rule` micro-batches in flight
-    /// if memory lets it. None if it does not fit.
-    pub(super) fn cell(&mut self, group: usize, run: Range<usize>, rule: usize) -> Option<Cell> {
+    /// What the group may take for the blocks between two borders of the grid, by `rule` for the micro-batches in flight: one
+    /// cell where memory lets all do what is fastest, else from the fastest to that for most in flight. None if it does not
+    /// fit.
+    pub(super) fn options(
+        &mut self,
+        group: usize,
+        run: Range<usize>,
+        rule: usize,
+    ) -> [Option<Cell>; MOST_DEPTHS] {
         let at = run.start * self.grid.len() + run.end;
         let most = self.most_in_flight;
-        let deepest = match self.deepest[group][at] {
+        let fastest = match self.fastest[group][at] {
             Some(cell) => cell,
             None => {
-                let cell = self.divide(group, &run, most);
-                self.deepest[group][at] = Some(cell);
+                let cell = self.divide(group, &run, (1, most));
+                self.fastest[group][at] = Some(cell);
                 cell
             }
-        }?;
-        if deepest.in_flight == most || rule == most {
-            return Some(deepest);
+        };
+        let mut options = [None; MOST_DEPTHS];
+        let Some(fastest) = fastest else {
+            return options;
+        };
+        options[0] = Some(Cell {
+            in_flight: fastest.in_flight.min(rule),
+            depth: if fastest.in_flight < rule {
+                1
+            } else {
+                usize::MAX
+            },
+            ..fastest
+        });
+        if fastest.in_flight >= rule {
+            return options;
         }
         let key = (group, at, rule);
-        if let Some(cell) = self.limited.get(&key) {
-            return *cell;
+        if !self.limited.contains_key(&key) {
+            let mut deeper: Vec<Cell> = Vec::new();
+            let mut so_far = fastest.in_flight;
+            while so_far < rule && deeper.len() + 1 < MOST_DEPTHS {
+                let depth = if deeper.len() + 2 == MOST_DEPTHS {
+                    rule
+                } else {
+                    so_far + 1
+                };
+                let cell = self.divide(group, &run, (depth, rule));
+                let Some(cell) = cell.filter(|cell| cell.in_flight > so_far) else {
+                    break;
+                };
+                so_far = cell.in_flight;
+                deeper.push(Cell { depth, ..cell });
+            }
+            self.limited.insert(key, deeper);
         }
-        let cell = self.divide(group, &run, rule);
-        self.limited.insert(key, cell);
-        cell
+        let deeper = self.limited.get(&key).map_or(&[][..], Vec::as_slice);
+        for (option, cell) in options[1..].iter_mut().zip(deeper) {
+            *option = Some(*cell);
+        }
+        options
     }
 
-    fn divide(&mut self, group: usize, run: &Range<usize>, rule: usize) -> Option<Cell> {
+    fn divide(&mut self, group: usize, run: &Range<usize>, depth: (usize, usize)) -> Option<Cell> {
         if !self.linked[group] {
             return None;
         }
         self.n_divided += 1;
         let blocks = self.grid[run.start]..self.grid[run.end];
-        let divided = allocate(self.costs, &blocks, &self.groups[group], rule)?;
+        let divided = allocate(self.costs, &blocks, &self.groups[group], depth)?;
         Some(Cell {
             passes: divided.seconds(self.costs),
             reduce: reduce_and_update(self.costs, &divided),
+            raw: raw(self.costs, &blocks, &divided.shares),
             in_flight: divided.in_flight,
+            depth: depth.0,
         })
     }
 }

@@ -2,13 +2,13 @@
 //! (Asteroid: Ye et al., MobiCom 2024, "planner").
 //!
 //! `Q(l, n, p)` of the paper is the best tail of l layers on n devices in p stages. Here a state is the devices used so far, the
-//! group at its head, the number of its stages and where it begins, and keeps not only the fastest tail but all that are not
-//! worse in both latency and reduction: latency alone does not add up. The head's group is part of the state, because the
+//! group at its head, the number of its stages and where it begins, and keeps not only the fastest tail but a few that are
+//! better in latency, reduction or the way of one micro-batch: latency alone does not add up. The head's group is part of the state, because the
 //! transfer into it depends on it.
 
 use std::collections::BTreeMap;
 
-use super::cells::Cells;
+use super::cells::{Cell, Cells};
 use crate::plan::steps::Tail;
 
 /// Which groups may stand before which: devices used so far are a number, 0 for none; adding a group leads to a higher one.
@@ -19,21 +19,29 @@ pub(super) struct Space {
     pub(super) heads: Vec<Vec<(usize, usize)>>,
     /// Most stages.
     pub(super) most_stages: usize,
+    /// A tail of more than this many times the best known step is given up; closed form and schedule differ.
+    pub(super) hopeless: f64,
 }
 
-/// A way to host the blocks: where each stage begins, and its group.
-pub(super) type Chain = Vec<(usize, usize)>;
+/// One stage of a way to host the blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    /// Its first block.
+    pub(super) start: usize,
+    /// Who hosts it.
+    pub(super) group: usize,
+    /// For how many micro-batches in flight its samples are divided.
+    pub(super) depth: usize,
+}
 
 /// Most tails that a state keeps.
 const FRONT: usize = 3;
-
-/// A tail of more than this many times the best known step is given up: closed form and schedule differ by less.
-const HOPELESS: f64 = 1.3;
 
 struct Entry {
     tail: Tail,
     start: usize,
     group: usize,
+    depth: usize,
     next: Option<usize>,
 }
 
@@ -43,7 +51,7 @@ pub(super) fn chains(
     cells: &mut Cells<'_>,
     space: &Space,
     most: usize,
-) -> (Vec<(f64, Chain)>, usize) {
+) -> (Vec<(f64, Vec<Part>)>, usize) {
     let costs = cells.costs;
     let (n_micro, links) = (costs.work.n_micro, costs.links);
     let n = cells.grid.len() - 1;
@@ -52,8 +60,10 @@ pub(super) fn chains(
     let mut best = f64::INFINITY;
     // One group for everything, to begin with.
     for (group, _) in space.heads.iter().flatten() {
-        if let Some(cell) = cells.cell(*group, 0..n, costs.work.in_flight(0, 1)) {
-            let tail = Tail::END.behind_stage(n_micro, cell.passes, cell.reduce);
+        let options = cells.options(*group, 0..n, costs.work.in_flight(0, 1));
+        for cell in options.into_iter().flatten() {
+            let tail = Tail::END.behind_stage(n_micro, cell.passes, cell.reduce, cell.in_flight);
+            let tail = tail.behind_samples(n_micro, cell.raw);
             best = best.min(tail.seconds());
         }
     }
@@ -98,54 +108,73 @@ pub(super) fn chains(
                             fronts[end].iter().map(with).collect()
                         }
                     };
-                    if tails.iter().all(|(tail, _)| tail.latency > best * HOPELESS) {
+                    if tails
+                        .iter()
+                        .all(|(tail, _)| tail.latency > best * space.hopeless)
+                    {
                         continue;
                     }
                     for start in (0..end).rev() {
-                        let Some(cell) = cells.cell(*group, start..end, rule) else {
-                            continue;
-                        };
-                        let own = n_micro as f64 * (cell.passes[0] + cell.passes[1]);
-                        if own > best * HOPELESS {
+                        let options = cells.options(*group, start..end, rule);
+                        let own = |cell: &Cell| n_micro as f64 * (cell.passes[0] + cell.passes[1]);
+                        if options[0]
+                            .as_ref()
+                            .is_some_and(|cell| own(cell) > best * space.hopeless)
+                        {
                             // More blocks only take longer.
                             break;
                         }
-                        for (tail, next) in &tails {
-                            let tail = tail.behind_stage(n_micro, cell.passes, cell.reduce);
-                            n_tails += 1;
-                            if tail.latency > best * HOPELESS || !tail.latency.is_finite() {
+                        let options = options.into_iter().flatten();
+                        for cell in options {
+                            if own(&cell) > best * space.hopeless {
                                 continue;
                             }
-                            let entry = Entry {
-                                tail,
-                                start,
-                                group: *group,
-                                next: *next,
-                            };
-                            if start == 0 {
-                                best = best.min(tail.seconds());
-                                answers.push((tail.seconds(), arena.len()));
-                                arena.push(entry);
-                                continue;
+                            for (tail, next) in &tails {
+                                let (passes, reduce) = (cell.passes, cell.reduce);
+                                let tail =
+                                    tail.behind_stage(n_micro, passes, reduce, cell.in_flight);
+                                let tail = tail.behind_samples(n_micro, cell.raw);
+                                n_tails += 1;
+                                if tail.latency > best * space.hopeless || !tail.latency.is_finite()
+                                {
+                                    continue;
+                                }
+                                let entry = Entry {
+                                    tail,
+                                    start,
+                                    group: *group,
+                                    depth: cell.depth,
+                                    next: *next,
+                                };
+                                if start == 0 {
+                                    best = best.min(tail.seconds());
+                                    answers.push((tail.seconds(), arena.len()));
+                                    arena.push(entry);
+                                    continue;
+                                }
+                                let fronts = states[*then]
+                                    .entry((*group, stages + 1))
+                                    .or_insert_with(|| vec![Vec::new(); n]);
+                                keep(&mut arena, &mut fronts[start], entry);
                             }
-                            let fronts = states[*then]
-                                .entry((*group, stages + 1))
-                                .or_insert_with(|| vec![Vec::new(); n]);
-                            keep(&mut arena, &mut fronts[start], entry);
                         }
                     }
                 }
             }
         }
     }
-    answers.retain(|(seconds, _)| *seconds <= best * HOPELESS);
+    answers.retain(|(seconds, _)| *seconds <= best * space.hopeless);
     answers.sort_by(|a, b| a.0.total_cmp(&b.0));
     answers.truncate(most);
     let chain = |(seconds, id): &(f64, usize)| {
         let mut chain = Vec::new();
         let mut at = Some(*id);
         while let Some(id) = at {
-            chain.push((cells.grid[arena[id].start], arena[id].group));
+            chain.push(Part {
+                start: cells.grid[arena[id].start],
+                group: arena[id].group,
+                depth: arena[id].depth,
+            });
             at = arena[id].next;
         }
         (*seconds, chain)
@@ -155,14 +184,11 @@ pub(super) fn chains(
 
 /// Puts a tail into a front, if none there is as good in both parts; those that it beats leave.
 fn keep(arena: &mut Vec<Entry>, front: &mut Vec<usize>, entry: Entry) {
-    let as_good = |a: &Tail, b: &Tail| a.latency <= b.latency && a.reduce <= b.reduce;
-    if front
-        .iter()
-        .any(|id| as_good(&arena[*id].tail, &entry.tail))
-    {
+    let beaten = |id: &usize| arena[*id].tail.is_as_good_as(&entry.tail);
+    if front.iter().any(beaten) {
         return;
     }
-    front.retain(|id| !as_good(&entry.tail, &arena[*id].tail));
+    front.retain(|id| !entry.tail.is_as_good_as(&arena[*id].tail));
     front.push(arena.len());
     arena.push(entry);
     if front.len() > FRONT {
@@ -175,21 +201,22 @@ fn keep(arena: &mut Vec<Entry>, front: &mut Vec<usize>, entry: Entry) {
 }
 
 /// Seconds per byte of a whole micro-batch from one group to the next and back: as many pairs send at once as the smaller group
-/// has members, over links like the slowest between them.
+/// has members, over links like those between them on average.
 fn between(cells: &Cells<'_>, from: usize, to: usize) -> [f64; 2] {
     let (from, to) = (&cells.groups[from], &cells.groups[to]);
     let links = cells.costs.links;
-    let mut slowest = [0.0f64; 2];
+    let mut sum = [0.0f64; 2];
     for a in from {
         for b in to {
-            slowest[0] = slowest[0].max(links.seconds(*a, *b, 1));
-            slowest[1] = slowest[1].max(links.seconds(*b, *a, 1));
+            sum[0] += links.seconds(*a, *b, 1);
+            sum[1] += links.seconds(*b, *a, 1);
         }
     }
+    let pairs = from.len() * to.len();
     let at_once = if links.shared {
         1
     } else {
         from.len().min(to.len())
     };
-    slowest.map(|seconds| seconds / at_once as f64)
+    sum.map(|seconds| seconds / (pairs * at_once) as f64)
 }

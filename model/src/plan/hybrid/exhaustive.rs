@@ -10,16 +10,16 @@ use crate::random::Stream;
 
 /// The shortest step of all: every choice and order of groups, every cut, every division of samples, each stage as deep as
 /// memory lets it.
-pub(crate) fn optimum(costs: &Costs<'_>) -> Option<f64> {
+pub(crate) fn optimum(costs: &Costs<'_>) -> Option<(f64, Vec<Group>)> {
     let n = costs.devices.len();
-    let mut best = f64::INFINITY;
+    let mut best = (f64::INFINITY, Vec::new());
     let mut chosen = Vec::new();
     every_order((1 << n) - 1, n, &mut chosen, &mut |sets| {
         if sets.len() <= costs.n_blocks() {
             every_cut(costs, sets, &mut vec![0], &mut best);
         }
     });
-    best.is_finite().then_some(best)
+    best.0.is_finite().then_some(best)
 }
 
 fn every_order(
@@ -40,7 +40,12 @@ fn every_order(
     }
 }
 
-fn every_cut(costs: &Costs<'_>, sets: &[Vec<usize>], starts: &mut Vec<usize>, best: &mut f64) {
+fn every_cut(
+    costs: &Costs<'_>,
+    sets: &[Vec<usize>],
+    starts: &mut Vec<usize>,
+    best: &mut (f64, Vec<Group>),
+) {
     if starts.len() < sets.len() {
         let first = starts.last().copied().unwrap_or(0) + 1;
         for start in first..=costs.n_blocks() - (sets.len() - starts.len()) {
@@ -58,13 +63,15 @@ fn every_division(
     sets: &[Vec<usize>],
     starts: &[usize],
     groups: &mut Vec<Group>,
-    best: &mut f64,
+    best: &mut (f64, Vec<Group>),
 ) {
     let position = groups.len();
     let Some(devices) = sets.get(position) else {
-        if bound(costs, groups) < *best {
+        if bound(costs, groups) < best.0 {
             let seconds = Run::new(costs, groups, costs.work.n_micro).finish(&mut |_, _, _| ());
-            *best = best.min(seconds);
+            if seconds < best.0 {
+                *best = (seconds, groups.clone());
+            }
         }
         return;
     };
@@ -89,7 +96,7 @@ fn every_division(
         if let Some(group) = group.warmed_up(costs, rule) {
             let [forward, backward] = group.seconds(costs);
             let own = costs.work.n_micro as f64 * forward.max(backward);
-            if own < *best {
+            if own < best.0 {
                 groups.push(group);
                 every_division(costs, sets, starts, groups, best);
                 groups.pop();

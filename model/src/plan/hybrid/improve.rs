@@ -3,12 +3,18 @@
 
 use super::layout::{Stage, build, layout, moved, passed_on, shifted};
 use crate::plan::costs::Costs;
-use crate::plan::group::Group;
+use crate::plan::group::{Group, allocate};
 use crate::plan::search::judged;
 use crate::plan::steps::{bound, estimate};
 
 /// Counts on a better plan being shorter by more than this share.
 const NOTICEABLE: f64 = 1e-6;
+
+/// Most devices of which the best of all steps of a kind is looked for.
+const FEW: usize = 8;
+
+/// Largest group of which samples are moved between all pairs.
+const MOST_PAIRED: usize = 12;
 
 /// What a plan is judged with: the schedule, as long as there is patience.
 pub(super) struct Judge<'a> {
@@ -43,27 +49,52 @@ impl Judge<'_> {
     }
 }
 
+/// A small step from a plan.
+enum Step {
+    /// Stages with other blocks or devices: samples are divided anew.
+    Stages(Vec<Stage>),
+    Groups(Vec<Group>),
+}
+
+impl Step {
+    fn take(self, costs: &Costs<'_>, old: &[Group]) -> Option<Vec<Group>> {
+        match self {
+            Self::Stages(stages) => build(costs, &stages, old),
+            Self::Groups(groups) => Some(groups),
+        }
+    }
+}
+
 /// Moves on from `groups` as long as any small step helps.
 pub(super) fn improve(judge: &mut Judge<'_>, groups: Vec<Group>) -> (f64, Vec<Group>) {
     let mut best = (judge.seconds(&groups), groups);
+    // Of few devices the best step is taken, of many any that helps.
+    let (all, slack) = if judge.costs.devices.len() > FEW {
+        (false, 1.05)
+    } else {
+        (true, 1.25)
+    };
     loop {
         let before = best.0;
         for kind in [borders, samples, devices, places, stages] {
-            // The same kind again while it helps.
-            while judge.patience > 0 {
-                let known = (best.0, estimate(judge.costs, &best.1));
-                let candidates = kind(judge.costs, &best.1);
-                let slack = if judge.costs.devices.len() > 8 {
-                    1.05
-                } else {
-                    1.25
-                };
-                let mut found = None;
-                for candidate in candidates {
-                    let least = found.as_ref().map_or(known.0, |(seconds, _)| *seconds);
-                    if let Some(seconds) = judge.better(&candidate, (least, known.1), slack) {
-                        found = Some((seconds, candidate));
-                        if judge.costs.devices.len() > 8 {
+            // The same kind again while it helps, from where it last did.
+            let mut from = 0;
+            loop {
+                let known = estimate(judge.costs, &best.1);
+                let mut steps = kind(judge.costs, &best.1);
+                let n = steps.len();
+                steps.rotate_left(from % n.max(1));
+                let mut found: Option<(f64, Vec<Group>)> = None;
+                for (at, step) in steps.into_iter().enumerate() {
+                    judge.patience = judge.patience.saturating_sub(best.1.len());
+                    let least = found.as_ref().map_or(best.0, |(seconds, _)| *seconds);
+                    let Some(groups) = step.take(judge.costs, &best.1) else {
+                        continue;
+                    };
+                    if let Some(seconds) = judge.better(&groups, (least, known), slack) {
+                        found = Some((seconds, groups));
+                        if !all {
+                            from += at;
                             break;
                         }
                     }
@@ -81,7 +112,7 @@ pub(super) fn improve(judge: &mut Judge<'_>, groups: Vec<Group>) -> (f64, Vec<Gr
 }
 
 /// Borders moved by a few blocks, and blocks passed on through several stages.
-fn borders(costs: &Costs<'_>, groups: &[Group]) -> Vec<Vec<Group>> {
+fn borders(costs: &Costs<'_>, groups: &[Group]) -> Vec<Step> {
     let stages = layout(groups);
     let n = stages.len();
     let mut all = Vec::new();
@@ -97,29 +128,58 @@ fn borders(costs: &Costs<'_>, groups: &[Group]) -> Vec<Vec<Group>> {
             );
         }
     }
-    built(costs, all, groups)
+    let kept = (1..n).flat_map(|border| [1, -1].map(|by| kept(costs, groups, border, by)));
+    let kept: Vec<Step> = kept.flatten().map(Step::Groups).collect();
+    all.into_iter().map(Step::Stages).chain(kept).collect()
 }
 
-fn built(costs: &Costs<'_>, all: Vec<Vec<Stage>>, old: &[Group]) -> Vec<Vec<Group>> {
-    all.iter()
-        .filter_map(|stages| build(costs, stages, old))
-        .collect()
+/// One border moved, and samples divided as before on both sides.
+fn kept(costs: &Costs<'_>, groups: &[Group], border: usize, by: isize) -> Option<Vec<Group>> {
+    let stages = moved(&layout(groups), border, by)?;
+    let mut groups = groups.to_vec();
+    let n = groups.len();
+    for position in [border - 1, border] {
+        let group = Group {
+            blocks: stages[position].blocks.clone(),
+            ..groups[position].clone()
+        };
+        groups[position] = group.warmed_up(costs, costs.work.in_flight(position, n))?;
+    }
+    Some(groups)
 }
 
-fn samples(costs: &Costs<'_>, groups: &[Group]) -> Vec<Vec<Group>> {
-    let eighth = costs.work.micro_batch / 8;
+/// Samples that move within a group, or to a device standing by that joins it; and divisions for fewer micro-batches in
+/// flight, where memory would have them otherwise.
+fn samples(costs: &Costs<'_>, groups: &[Group]) -> Vec<Step> {
+    let idle = standby(costs, &layout(groups));
     let mut all = Vec::new();
     for (position, group) in groups.iter().enumerate() {
-        if group.shares.len() > 12 {
-            continue;
+        let mut steps = vec![1, costs.least_samples, costs.work.micro_batch / 8];
+        steps.retain(|step| *step > 0);
+        steps.dedup();
+        if group.shares.len() <= MOST_PAIRED {
+            for by in steps {
+                all.extend(shifted(costs, groups, position, by, &idle));
+            }
         }
-        for by in [1, eighth] {
-            if by == 1 || by > 1 {
-                all.extend(shifted(costs, groups, position, by));
+        let devices: Vec<usize> = layout(std::slice::from_ref(group))
+            .into_iter()
+            .flat_map(|stage| stage.devices)
+            .collect();
+        let rule = costs.work.in_flight(position, groups.len());
+        let mut depth = rule;
+        while depth > 1 {
+            depth = if depth <= 4 { depth - 1 } else { depth / 2 };
+            if let Some(other) = allocate(costs, &group.blocks, &devices, (depth, rule))
+                && other.shares != group.shares
+            {
+                let mut with = groups.to_vec();
+                with[position] = other;
+                all.push(with);
             }
         }
     }
-    all
+    all.into_iter().map(Step::Groups).collect()
 }
 
 /// Who is in no group.
@@ -136,7 +196,7 @@ fn insert(devices: &mut Vec<usize>, device: usize) {
 }
 
 /// Devices that leave their group for another or stand by, or join one.
-fn devices(costs: &Costs<'_>, groups: &[Group]) -> Vec<Vec<Group>> {
+fn devices(costs: &Costs<'_>, groups: &[Group]) -> Vec<Step> {
     let stages = layout(groups);
     let mut all = Vec::new();
     for (from, stage) in stages
@@ -162,11 +222,11 @@ fn devices(costs: &Costs<'_>, groups: &[Group]) -> Vec<Vec<Group>> {
             all.push(with);
         }
     }
-    built(costs, all, groups)
+    all.into_iter().map(Step::Stages).collect()
 }
 
 /// Pairs of devices that change places, one of which may stand by.
-fn places(costs: &Costs<'_>, groups: &[Group]) -> Vec<Vec<Group>> {
+fn places(costs: &Costs<'_>, groups: &[Group]) -> Vec<Step> {
     let stages = layout(groups);
     let mut all = Vec::new();
     let swap = |a: usize, b: usize, one: usize, other: usize| {
@@ -188,12 +248,12 @@ fn places(costs: &Costs<'_>, groups: &[Group]) -> Vec<Vec<Group>> {
             all.extend(idle.iter().map(|other| swap(a, stages.len(), *one, *other)));
         }
     }
-    built(costs, all, groups)
+    all.into_iter().map(Step::Stages).collect()
 }
 
 /// Stages that join the next one or change places with it, that part in two, and devices standing by or of a group that begin a
 /// stage of their own.
-fn stages(costs: &Costs<'_>, groups: &[Group]) -> Vec<Vec<Group>> {
+fn stages(costs: &Costs<'_>, groups: &[Group]) -> Vec<Step> {
     let stages = layout(groups);
     let mut all = Vec::new();
     for position in 1..stages.len() {
@@ -233,10 +293,12 @@ fn stages(costs: &Costs<'_>, groups: &[Group]) -> Vec<Vec<Group>> {
                     let own = Stage {
                         blocks: if first { front.clone() } else { back.clone() },
                         devices: vec![*device],
+                        depth: stage.depth,
                     };
                     let others = Stage {
                         blocks: if first { back } else { front },
                         devices: rest.clone(),
+                        depth: stage.depth,
                     };
                     let mut parted = stages.clone();
                     let pair = if first { [own, others] } else { [others, own] };
@@ -246,7 +308,7 @@ fn stages(costs: &Costs<'_>, groups: &[Group]) -> Vec<Vec<Group>> {
             }
         }
     }
-    built(costs, all, groups)
+    all.into_iter().map(Step::Stages).collect()
 }
 
 /// Where a stage may part: everywhere if it has few blocks, else where a quarter, half and three quarters of its time are over.

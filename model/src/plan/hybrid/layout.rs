@@ -10,6 +10,8 @@ use crate::plan::group::{Group, Share, allocate};
 pub(crate) struct Stage {
     pub(crate) blocks: Range<usize>,
     pub(crate) devices: Vec<usize>,
+    /// For how many micro-batches in flight its samples are divided, if memory makes a difference.
+    pub(crate) depth: usize,
 }
 
 /// The stages of groups.
@@ -20,6 +22,7 @@ pub(crate) fn layout(groups: &[Group]) -> Vec<Stage> {
         Stage {
             blocks: group.blocks.clone(),
             devices,
+            depth: group.in_flight,
         }
     };
     groups.iter().map(stage).collect()
@@ -46,7 +49,7 @@ pub(crate) fn build(costs: &Costs<'_>, stages: &[Stage], old: &[Group]) -> Optio
         if stage.blocks.is_empty() || stage.devices.is_empty() {
             return None;
         }
-        allocate(costs, &stage.blocks, &stage.devices, rule)
+        allocate(costs, &stage.blocks, &stage.devices, (stage.depth, rule))
     };
     stages.iter().enumerate().map(group).collect()
 }
@@ -81,26 +84,37 @@ pub(crate) fn passed_on(
     filled.then_some(stages)
 }
 
-/// All ways to move `by` samples from one member of a group to another.
+/// All ways to move `by` samples from one member of a group to another, or to one of `idle` that joins it.
 pub(crate) fn shifted(
     costs: &Costs<'_>,
     groups: &[Group],
     position: usize,
     by: usize,
+    idle: &[usize],
 ) -> Vec<Vec<Group>> {
     let group = &groups[position];
-    let (n, rule) = (
-        group.shares.len(),
-        costs.work.in_flight(position, groups.len()),
-    );
-    let pairs = (0..n).flat_map(|from| (0..n).map(move |to| (from, to)));
+    let rule = costs.work.in_flight(position, groups.len());
+    let targets = group.devices().chain(idle.iter().copied());
+    let pairs = targets.flat_map(|to| group.devices().map(move |from| (from, to)));
     let changed = |(from, to): (usize, usize)| {
-        if from == to || group.shares[from].samples <= by {
-            return None;
-        }
         let mut shares: Vec<Share> = group.shares.clone();
-        shares[from].samples -= by;
-        shares[to].samples += by;
+        let giving = shares.iter_mut().find(|share| share.device == from)?;
+        giving.samples = giving.samples.checked_sub(by)?;
+        match shares.iter_mut().find(|share| share.device == to) {
+            Some(taking) => taking.samples += by,
+            None => {
+                let at = shares.partition_point(|share| share.device < to);
+                let samples = by;
+                shares.insert(
+                    at,
+                    Share {
+                        device: to,
+                        samples,
+                    },
+                );
+            }
+        }
+        shares.retain(|share| share.samples > 0);
         let group = Group {
             shares,
             ..group.clone()
@@ -109,5 +123,8 @@ pub(crate) fn shifted(
         all[position] = group.warmed_up(costs, rule)?;
         Some(all)
     };
-    pairs.filter_map(changed).collect()
+    pairs
+        .filter(|(from, to)| from != to)
+        .filter_map(changed)
+        .collect()
 }

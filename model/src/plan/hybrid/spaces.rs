@@ -27,6 +27,7 @@ pub(super) fn every_group(n: usize) -> Space {
         groups: (1..n_sets).map(devices).collect(),
         heads: (0..n_sets).map(heads).collect(),
         most_stages: n,
+        hopeless: 1.6,
     }
 }
 
@@ -57,6 +58,7 @@ pub(super) fn neighbours(order: &[usize]) -> Space {
         groups,
         heads,
         most_stages: n.min(MOST_STAGES),
+        hopeless: 1.15,
     }
 }
 
