@@ -413,7 +413,9 @@ mod tests {
         assert_eq!((samples(&group), group.in_flight), (vec![4, 4, 4], 2));
         devices[0].memory_bytes = 70;
         let costs = Costs::new(&work, &devices, &links);
-        assert_eq!(allocate(&costs, &(0..2), &[0, 1, 2], (3, 3)), None);
+        let group = allocate(&costs, &(0..2), &[0, 1, 2], (3, 3)).unwrap();
+        assert_eq!((samples(&group), group.in_flight), (vec![6, 6], 1));
+        assert_eq!(allocate(&costs, &(0..2), &[0, 1], (3, 3)), None);
     }
 
     #[test]

@@ -149,7 +149,7 @@ fn cut_anew(
     old: &[Group],
 ) -> Option<Vec<Group>> {
     let mut found: Vec<(f64, Vec<Group>)> = Vec::new();
-    for reach in 1..=stages.len() {
+    for reach in 0..=stages.len() {
         let window = around.start.saturating_sub(reach)..(around.end + reach).min(stages.len());
         found.extend(best_cut(costs, stages, &window, old));
         if window == (0..stages.len()) {

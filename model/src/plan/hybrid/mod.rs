@@ -25,7 +25,7 @@ use super::group::Group;
 use super::partition::too_large;
 use super::problem::Problem;
 use super::schedule::{Prediction, Span, check, run, timeline};
-use super::work::{Links, PlanError, Work};
+use super::work::{Device, Links, PlanError, Work};
 use cells::{Cells, grid};
 use chain::{Part, Space, chains};
 #[cfg(test)]
@@ -197,6 +197,24 @@ fn search(costs: &Costs<'_>) -> (Option<Vec<Group>>, Effort) {
     let best = improved.into_iter().min_by(|a, b| a.0.total_cmp(&b.0));
     let best = best.filter(|(seconds, _)| seconds.is_finite());
     (best.map(|(_, groups)| groups), effort)
+}
+
+/// The same problem as a planner sees it that takes all devices for equally fast and large.
+pub(crate) fn alike(problem: &Problem) -> Problem {
+    Problem {
+        devices: vec![Device::default(); problem.devices.len()],
+        ..problem.clone()
+    }
+}
+
+/// The groups of neighbours, in the order that devices have, whose step is the shortest in closed form.
+pub(crate) fn closed_form(costs: &Costs<'_>) -> Option<Vec<Group>> {
+    let order: Vec<usize> = (0..costs.devices.len()).rev().collect();
+    let grid = grid(costs, BORDERS[usize::from(order.len() > 16)]);
+    let space = neighbours(&order);
+    let mut cells = Cells::new(costs, &grid, &space.groups);
+    let (best, _) = chains(&mut cells, &space, 1);
+    build(costs, &stages(costs, &space, &best.first()?.1), &[])
 }
 
 fn stages(costs: &Costs<'_>, space: &Space, chain: &[Part]) -> Vec<Stage> {
