@@ -151,7 +151,8 @@ fn cut_anew(
     let mut found: Vec<(f64, Vec<Group>)> = Vec::new();
     for reach in 0..=stages.len() {
         let window = around.start.saturating_sub(reach)..(around.end + reach).min(stages.len());
-        found.extend(best_cut(costs, stages, &window, old));
+        let cut = best_cut(costs, stages, &window, old);
+        found.extend(cut.map(|groups| (judged(costs, &groups), groups)));
         if window == (0..stages.len()) {
             break;
         }
@@ -174,7 +175,7 @@ fn best_cut(
     stages: &[Stage],
     window: &Range<usize>,
     old: &[Group],
-) -> Option<(f64, Vec<Group>)> {
+) -> Option<Vec<Group>> {
     let n = stages.len();
     let mut parts = vec![Part {
         tail: Tail::END,
@@ -243,8 +244,7 @@ fn best_cut(
     let best = parts
         .into_iter()
         .min_by(|a, b| a.tail.seconds().total_cmp(&b.tail.seconds()))?;
-    let groups: Vec<Group> = best.groups.into_iter().rev().collect();
-    Some((best.tail.seconds(), groups))
+    Some(best.groups.into_iter().rev().collect())
 }
 
 fn keep(front: &mut Vec<Part>, (tail, behind, group): (Tail, &[Group], &Group)) {

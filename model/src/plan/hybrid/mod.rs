@@ -209,7 +209,7 @@ pub(crate) fn alike(problem: &Problem) -> Problem {
 
 /// The groups of neighbours, in the order that devices have, whose step is the shortest in closed form.
 pub(crate) fn closed_form(costs: &Costs<'_>) -> Option<Vec<Group>> {
-    let order: Vec<usize> = (0..costs.devices.len()).rev().collect();
+    let order: Vec<usize> = (0..costs.devices.len()).collect();
     let grid = grid(costs, BORDERS[usize::from(order.len() > 16)]);
     let space = neighbours(&order);
     let mut cells = Cells::new(costs, &grid, &space.groups);
