@@ -37,12 +37,36 @@ pub(super) struct Part {
 /// Most tails that a state keeps.
 const FRONT: usize = 3;
 
+/// A tail that was found.
 struct Entry {
     tail: Tail,
+    /// Where its head begins, on the grid.
     start: usize,
     group: usize,
     depth: usize,
     next: Option<usize>,
+}
+
+/// Tails with the same devices, head and number of stages, by where they begin.
+type Fronts = Vec<Vec<usize>>;
+
+/// What a stage is put before: nothing, or tails.
+struct Behind {
+    head: Option<usize>,
+    stages: usize,
+    fronts: Fronts,
+}
+
+struct Search<'s, 'a> {
+    cells: &'s mut Cells<'a>,
+    space: &'s Space,
+    arena: Vec<Entry>,
+    /// Whole pipelines, with their seconds, and the least of these.
+    answers: Vec<(f64, usize)>,
+    best: f64,
+    /// Per number of used devices: tails by head and number of stages.
+    states: Vec<BTreeMap<(usize, usize), Fronts>>,
+    n_tails: usize,
 }
 
 /// Chains with the shortest steps in closed form, at most `most` of them, with their seconds, the shortest first; and how many
@@ -52,134 +76,172 @@ pub(super) fn chains(
     space: &Space,
     most: usize,
 ) -> (Vec<(f64, Vec<Part>)>, usize) {
-    let costs = cells.costs;
-    let (n_micro, links) = (costs.work.n_micro, costs.links);
-    let n = cells.grid.len() - 1;
-    let mut arena: Vec<Entry> = Vec::new();
-    let mut answers: Vec<(f64, usize)> = Vec::new();
-    let mut best = f64::INFINITY;
-    // One group for everything, to begin with.
-    for (group, _) in space.heads.iter().flatten() {
-        let options = cells.options(*group, 0..n, costs.work.in_flight(0, 1));
-        for cell in options.into_iter().flatten() {
-            let tail = Tail::END.behind_stage(n_micro, cell.passes, cell.reduce, cell.in_flight);
-            let tail = tail.behind_samples(n_micro, cell.raw);
-            best = best.min(tail.seconds());
+    let mut search = Search {
+        cells,
+        space,
+        arena: Vec::new(),
+        answers: Vec::new(),
+        best: f64::INFINITY,
+        states: vec![BTreeMap::new(); space.heads.len()],
+        n_tails: 0,
+    };
+    search.one_group();
+    for used in 0..space.heads.len() {
+        search.before(used);
+    }
+    (search.told(most), search.n_tails)
+}
+
+impl Search<'_, '_> {
+    /// One group for everything, to have something that all else has to beat.
+    fn one_group(&mut self) {
+        let (work, n) = (self.cells.costs.work, self.cells.grid.len() - 1);
+        for (group, _) in self.space.heads.iter().flatten() {
+            let options = self.cells.options(*group, 0..n, work.in_flight(0, 1));
+            for cell in options.into_iter().flatten() {
+                let seconds = headed_by(Tail::END, work.n_micro, &cell).seconds();
+                self.best = self.best.min(seconds);
+            }
         }
     }
-    let mut n_tails = 0;
-    // Per number of used devices: per head and number of stages, the tails by where they begin.
-    let mut states: Vec<BTreeMap<(usize, usize), Vec<Vec<usize>>>> = Vec::new();
-    states.resize_with(space.heads.len(), BTreeMap::new);
-    for used in 0..space.heads.len() {
-        let here = std::mem::take(&mut states[used]);
+
+    /// All stages that may come before what uses these devices.
+    fn before(&mut self, used: usize) {
+        let states = std::mem::take(&mut self.states[used]).into_iter();
+        let mut all: Vec<Behind> = states
+            .map(|((head, stages), fronts)| Behind {
+                head: Some(head),
+                stages,
+                fronts,
+            })
+            .filter(|behind| behind.stages < self.space.most_stages)
+            .collect();
+        if used == 0 {
+            all.push(Behind {
+                head: None,
+                stages: 0,
+                fronts: Vec::new(),
+            });
+        }
+        let n = self.cells.grid.len() - 1;
+        let space = self.space;
         for (group, then) in &space.heads[used] {
-            let mut sources: Vec<(Option<usize>, usize, &[Vec<usize>])> = Vec::new();
-            if used == 0 {
-                sources.push((None, 0, &[]));
-            }
-            sources.extend(
-                here.iter()
-                    .map(|((head, stages), fronts)| (Some(*head), *stages, fronts.as_slice())),
-            );
-            for (head, stages, fronts) in sources {
-                if stages == space.most_stages {
-                    continue;
-                }
-                let rule = costs.work.in_flight(0, stages + 1);
-                let per_byte = head.map(|head| between(cells, *group, head));
-                let ends = if head.is_none() { n..n + 1 } else { 1..n };
+            for behind in &all {
+                let per_byte = behind.head.map(|head| between(self.cells, *group, head));
+                let ends = if per_byte.is_none() { n..n + 1 } else { 1..n };
                 for end in ends {
-                    let tails: Vec<(Tail, Option<usize>)> = match per_byte {
-                        None => vec![(Tail::END, None)],
-                        Some(per_byte) => {
-                            let bytes = costs.bytes_into(cells.grid[end], costs.work.micro_batch);
-                            let seconds = per_byte.map(|per_byte| per_byte * bytes as f64);
-                            let with = |id: &usize| {
-                                let tail = arena[*id].tail;
-                                let tail = tail.behind_transfer(
-                                    n_micro,
-                                    seconds,
-                                    links.latency,
-                                    links.shared,
-                                );
-                                (tail, Some(*id))
-                            };
-                            fronts[end].iter().map(with).collect()
-                        }
-                    };
-                    if tails
-                        .iter()
-                        .all(|(tail, _)| tail.latency > best * space.hopeless)
-                    {
+                    let tails = self.sent_to(behind, end, per_byte);
+                    self.grow((*group, *then), behind.stages, end, &tails);
+                }
+            }
+        }
+    }
+
+    /// The tails that begin at `end`, with the transfer into them, as far as there is hope.
+    fn sent_to(
+        &self,
+        behind: &Behind,
+        end: usize,
+        per_byte: Option<[f64; 2]>,
+    ) -> Vec<(Tail, Option<usize>)> {
+        let Some(per_byte) = per_byte else {
+            return vec![(Tail::END, None)];
+        };
+        let costs = self.cells.costs;
+        let (n_micro, links) = (costs.work.n_micro, costs.links);
+        let bytes = costs.bytes_into(self.cells.grid[end], costs.work.micro_batch) as f64;
+        let seconds = per_byte.map(|per_byte| per_byte * bytes);
+        let with = |id: &usize| {
+            let tail = self.arena[*id].tail;
+            let tail = tail.behind_transfer(n_micro, seconds, links.latency, links.shared);
+            (tail, Some(*id))
+        };
+        let tails = behind.fronts[end].iter().map(with);
+        tails
+            .filter(|(tail, _)| tail.latency <= self.limit())
+            .collect()
+    }
+
+    fn limit(&self) -> f64 {
+        self.best * self.space.hopeless
+    }
+
+    /// Stages of a group that end at `end`, before each of these tails.
+    fn grow(
+        &mut self,
+        (group, then): (usize, usize),
+        stages: usize,
+        end: usize,
+        tails: &[(Tail, Option<usize>)],
+    ) {
+        if tails.is_empty() {
+            return;
+        }
+        let work = self.cells.costs.work;
+        let rule = work.in_flight(0, stages + 1);
+        for start in (0..end).rev() {
+            let options = self.cells.options(group, start..end, rule);
+            let own = |cell: &Cell| work.n_micro as f64 * (cell.passes[0] + cell.passes[1]);
+            if options[0].is_some_and(|cell| own(&cell) > self.limit()) {
+                // More blocks only take longer.
+                break;
+            }
+            for cell in options.into_iter().flatten() {
+                for (tail, next) in tails {
+                    self.n_tails += 1;
+                    let tail = headed_by(*tail, work.n_micro, &cell);
+                    if tail.latency > self.limit() || !tail.latency.is_finite() {
                         continue;
                     }
-                    for start in (0..end).rev() {
-                        let options = cells.options(*group, start..end, rule);
-                        let own = |cell: &Cell| n_micro as f64 * (cell.passes[0] + cell.passes[1]);
-                        if options[0]
-                            .as_ref()
-                            .is_some_and(|cell| own(cell) > best * space.hopeless)
-                        {
-                            // More blocks only take longer.
-                            break;
-                        }
-                        let options = options.into_iter().flatten();
-                        for cell in options {
-                            if own(&cell) > best * space.hopeless {
-                                continue;
-                            }
-                            for (tail, next) in &tails {
-                                let (passes, reduce) = (cell.passes, cell.reduce);
-                                let tail =
-                                    tail.behind_stage(n_micro, passes, reduce, cell.in_flight);
-                                let tail = tail.behind_samples(n_micro, cell.raw);
-                                n_tails += 1;
-                                if tail.latency > best * space.hopeless || !tail.latency.is_finite()
-                                {
-                                    continue;
-                                }
-                                let entry = Entry {
-                                    tail,
-                                    start,
-                                    group: *group,
-                                    depth: cell.depth,
-                                    next: *next,
-                                };
-                                if start == 0 {
-                                    best = best.min(tail.seconds());
-                                    answers.push((tail.seconds(), arena.len()));
-                                    arena.push(entry);
-                                    continue;
-                                }
-                                let fronts = states[*then]
-                                    .entry((*group, stages + 1))
-                                    .or_insert_with(|| vec![Vec::new(); n]);
-                                keep(&mut arena, &mut fronts[start], entry);
-                            }
-                        }
+                    let entry = Entry {
+                        tail,
+                        start,
+                        group,
+                        depth: cell.depth,
+                        next: *next,
+                    };
+                    if start == 0 {
+                        self.best = self.best.min(tail.seconds());
+                        self.answers.push((tail.seconds(), self.arena.len()));
+                        self.arena.push(entry);
+                        continue;
                     }
+                    let n = self.cells.grid.len() - 1;
+                    let fronts = self.states[then].entry((group, stages + 1));
+                    let fronts = fronts.or_insert_with(|| vec![Vec::new(); n]);
+                    keep(&mut self.arena, &mut fronts[start], entry);
                 }
             }
         }
     }
-    answers.retain(|(seconds, _)| *seconds <= best * space.hopeless);
-    answers.sort_by(|a, b| a.0.total_cmp(&b.0));
-    answers.truncate(most);
-    let chain = |(seconds, id): &(f64, usize)| {
-        let mut chain = Vec::new();
-        let mut at = Some(*id);
-        while let Some(id) = at {
-            chain.push(Part {
-                start: cells.grid[arena[id].start],
-                group: arena[id].group,
-                depth: arena[id].depth,
-            });
-            at = arena[id].next;
-        }
-        (*seconds, chain)
-    };
-    (answers.iter().map(chain).collect(), n_tails)
+
+    fn told(&mut self, most: usize) -> Vec<(f64, Vec<Part>)> {
+        let limit = self.limit();
+        self.answers.retain(|(seconds, _)| *seconds <= limit);
+        self.answers.sort_by(|a, b| a.0.total_cmp(&b.0));
+        self.answers.truncate(most);
+        let chain = |(seconds, id): &(f64, usize)| {
+            let mut chain = Vec::new();
+            let mut at = Some(*id);
+            while let Some(id) = at {
+                let entry = &self.arena[id];
+                chain.push(Part {
+                    start: self.cells.grid[entry.start],
+                    group: entry.group,
+                    depth: entry.depth,
+                });
+                at = entry.next;
+            }
+            (*seconds, chain)
+        };
+        self.answers.iter().map(chain).collect()
+    }
+}
+
+/// A tail with a stage before it.
+fn headed_by(tail: Tail, n_micro: usize, cell: &Cell) -> Tail {
+    let tail = tail.behind_stage(n_micro, cell.passes, cell.reduce, cell.in_flight);
+    tail.behind_samples(n_micro, cell.raw)
 }
 
 /// Puts a tail into a front, if none there is as good in both parts; those that it beats leave.
