@@ -300,8 +300,8 @@ impl Division<'_> {
         then.min_by(|a, b| a.0.total_cmp(&b.0))
     }
 
-    /// Where raw samples take longer to come than the slowest member computes, samples go back to whoever has the data, those
-    /// over the slowest link first, while that helps.
+    /// Where raw samples take longer to come than the slowest member computes, those over the slowest link go to who gets them
+    /// sooner or has them, while that helps.
     fn near_the_data(&self, members: &mut [Member], times: &mut [f64], floor: usize) {
         let Data::At(source) = self.costs.data else {
             return;
@@ -309,33 +309,37 @@ impl Division<'_> {
         if self.blocks.start > 0 {
             return;
         }
-        let Some(own) = members.iter().position(|member| member.device == source) else {
-            return;
-        };
+        let bytes = self.costs.bytes_into(0, 1);
         let each = |member: &Member| {
-            let bytes = self.costs.bytes_into(0, 1);
-            self.costs.links.seconds(source, member.device, bytes)
+            if member.device == source {
+                0.0
+            } else {
+                self.costs.links.seconds(source, member.device, bytes)
+            }
         };
         loop {
-            let others = || (0..members.len()).filter(|at| *at != own);
-            let of = |at: usize| match members[at].samples {
-                0 => 0.0,
-                samples => samples as f64 * each(&members[at]),
-            };
-            let raw: f64 = others().map(of).sum();
-            let then = self.seconds(source, members[own].samples + 1);
-            let giving = others().filter(|at| members[*at].samples > floor);
-            let Some(from) =
-                giving.max_by(|a, b| each(&members[*a]).total_cmp(&each(&members[*b])))
-            else {
-                return;
-            };
+            let with_samples = members.iter().filter(|member| member.samples > 0);
+            let raw: f64 = with_samples
+                .map(|member| member.samples as f64 * each(member))
+                .sum();
+            let giving = (0..members.len()).filter(|at| members[*at].samples > floor);
+            let from = giving.max_by(|a, b| each(&members[*a]).total_cmp(&each(&members[*b])));
             let slowest = times.iter().copied().fold(0.0, f64::max);
-            if members[own].samples == members[own].most || then >= raw || raw <= slowest {
+            let Some(from) = from.filter(|_| raw > slowest) else {
                 return;
-            }
-            members[own].samples += 1;
-            times[own] = then;
+            };
+            let then = |at: usize| self.seconds(members[at].device, members[at].samples + 1);
+            let takers = (0..members.len()).filter(|at| {
+                each(&members[*at]) < each(&members[from])
+                    && members[*at].samples < members[*at].most
+                    && then(*at) < raw
+            });
+            let to = takers.min_by(|a, b| each(&members[*a]).total_cmp(&each(&members[*b])));
+            let Some(to) = to else {
+                return;
+            };
+            times[to] = then(to);
+            members[to].samples += 1;
             members[from].samples -= 1;
             times[from] = self.seconds(members[from].device, members[from].samples);
         }
