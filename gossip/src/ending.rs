@@ -24,10 +24,12 @@ pub enum Move {
 }
 
 /// The steward's rule. `members`: every member alive, ascending and its own included, with its ending state; `None` for one
-/// that has not begun to end yet.
+/// that has not begun to end yet. `is_elsewhere`: whether a peer alive that is no member has these weights; of the two sides of a
+/// network partition each would otherwise replace what the other decided.
 pub fn steward_move<'a>(
     me: PeerId,
     members: impl Iterator<Item = (PeerId, Option<&'a EndingState>)>,
+    is_elsewhere: impl Fn(Digest) -> bool,
 ) -> Move {
     let mut states = Vec::new();
     for (peer, state) in members {
@@ -57,6 +59,7 @@ pub fn steward_move<'a>(
         if states
             .iter()
             .any(|(_, state)| holds(state) || offers(state))
+            || is_elsewhere(decision.candidate.digest)
         {
             return Move::Decide(decision);
         }
@@ -150,8 +153,11 @@ mod tests {
         steward_move(
             peer(me),
             states.map(|(peer, state)| (*peer, state.as_ref())),
+            |digest| digest == ELSEWHERE,
         )
     }
+
+    const ELSEWHERE: Digest = Digest([77; 32]);
 
     #[test]
     fn the_best_candidate_wins_and_ties_go_to_the_lowest_peer() {
@@ -217,6 +223,16 @@ mod tests {
         };
         assert_eq!((next.round, next.winner), (2, peer(2)));
         assert_eq!(newer(lost, next), next);
+    }
+
+    #[test]
+    fn a_decision_of_the_other_side_stands_while_a_peer_of_it_has_the_weights() {
+        let theirs = decision(1, 1, 1, 77);
+        let members = [
+            (peer(2), Some(decided(offers(0.6, 2), theirs, false))),
+            (peer(3), Some(offers(0.7, 3))),
+        ];
+        assert_eq!(moves(2, &members), Move::Decide(theirs));
     }
 
     #[test]

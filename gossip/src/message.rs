@@ -53,6 +53,18 @@ pub enum Standing {
     Training,
     /// Training is over for it; see [`Beat::ending`].
     Ending,
+    /// Was a member, is in no view now, and wants to be admitted.
+    Again(Holding),
+}
+
+impl Standing {
+    /// What it holds, of a peer that wants to be admitted.
+    pub fn holding(&self) -> Option<Holding> {
+        match self {
+            Self::Ready(holding) | Self::Again(holding) => Some(*holding),
+            _ => None,
+        }
+    }
 }
 
 /// The whole standing of the sender in one job.

@@ -221,6 +221,12 @@ impl View {
             .sum()
     }
 
+    /// Whether all its members are admitted by it: they start together, the origin with the state that it holds.
+    pub fn is_start(&self) -> bool {
+        let mut members = self.members.iter();
+        members.all(|member| member.since == self.stamp.number)
+    }
+
     /// Whether `self` descends from the view named `stamp`.
     pub fn descends_from(&self, stamp: Stamp) -> bool {
         self.ancestry.contains(&stamp)
@@ -254,18 +260,19 @@ impl View {
         joiners: &[Joiner],
         from_step: u64,
     ) -> View {
-        self.after(&self.change(steward, gone, joiners, from_step))
+        let number = self.stamp.number.saturating_add(1);
+        let stamp = Stamp { number, steward };
+        self.after(&self.change(stamp, gone, joiners, from_step))
     }
 
-    /// What that successor differs in.
+    /// What the successor named `stamp`, with a higher number, differs in.
     pub fn change(
         &self,
-        steward: PeerId,
+        stamp: Stamp,
         gone: &BTreeMap<PeerId, Contribution>,
         joiners: &[Joiner],
         from_step: u64,
     ) -> Change {
-        let number = self.stamp.number.saturating_add(1);
         let retired = gone.iter().filter_map(|(peer, work)| {
             Some(Retired {
                 peer: *peer,
@@ -279,9 +286,9 @@ impl View {
         let kept: Vec<Member> = self.members.iter().filter(stays).copied().collect();
         Change {
             before: self.stamp,
-            stamp: Stamp { number, steward },
+            stamp,
             gone: retired.collect(),
-            admitted: admit(&kept, joiners, number, from_step),
+            admitted: admit(&kept, joiners, stamp.number, from_step),
             batches: Vec::new(),
             batches_from: from_step,
         }
@@ -330,13 +337,7 @@ impl View {
 
     /// The first view of a job: `joiners` start together from the newest state that any of them holds.
     pub fn first(steward: PeerId, joiners: &[Joiner]) -> Option<View> {
-        let newest = joiners.iter().max_by_key(|joiner| {
-            (
-                joiner.holds.samples,
-                joiner.holds.step,
-                Reverse(joiner.peer),
-            )
-        })?;
+        let newest = newest(joiners)?;
         let mut members = admit(&[], joiners, 1, newest.holds.step);
         members.sort_by_key(|member| member.peer);
         Some(View {
@@ -347,6 +348,36 @@ impl View {
             retired: Vec::new(),
         })
     }
+
+    /// The start named `stamp` of those who had trained in views of this line, and in none now: `joiners` go on together from the
+    /// newest state that any of them holds. `gone`: the members of this view who are not among them.
+    pub fn start_again(
+        &self,
+        stamp: Stamp,
+        gone: &BTreeMap<PeerId, Contribution>,
+        joiners: &[Joiner],
+    ) -> Option<View> {
+        let newest = newest(joiners)?;
+        let mut view = self.after(&self.change(stamp, gone, joiners, newest.holds.step));
+        // All that was trained since the line began is in the members' work, which is counted apart.
+        let samples = self.origin.1.samples;
+        let origin = Holding {
+            samples,
+            ..newest.holds
+        };
+        view.origin = (newest.peer, origin);
+        Some(view)
+    }
+}
+
+fn newest(joiners: &[Joiner]) -> Option<&Joiner> {
+    joiners.iter().max_by_key(|joiner| {
+        (
+            joiner.holds.samples,
+            joiner.holds.step,
+            Reverse(joiner.peer),
+        )
+    })
 }
 
 /// A peer that is ready to be admitted.
@@ -461,7 +492,8 @@ mod tests {
             work,
         };
         assert_eq!(next.retired, [retired]);
-        let change = view.change(peer(1), &[(peer(3), work)].into(), &[joiner(9, 0)], 7);
+        let stamp = next.stamp;
+        let change = view.change(stamp, &[(peer(3), work)].into(), &[joiner(9, 0)], 7);
         assert_eq!(view.changed_by(&change), Some(next.clone()));
         assert_eq!(next.changed_by(&change), None, "a change of another view");
         assert!(next.wins_over(&view) && !view.wins_over(&next));

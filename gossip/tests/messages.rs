@@ -185,6 +185,7 @@ fn beat() -> impl Strategy<Value = Beat> {
         Just(Standing::Preparing),
         ".{0,400}".prop_map(Standing::Unable),
         holding().prop_map(Standing::Ready),
+        holding().prop_map(Standing::Again),
         Just(Standing::Syncing),
         Just(Standing::Training),
         Just(Standing::Ending),

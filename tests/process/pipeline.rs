@@ -68,6 +68,28 @@ fn three_peers_make_the_weights_that_one_makes() {
 }
 
 #[test]
+fn in_int8_all_end_with_one_model_and_the_links_of_the_cut_are_shown() {
+    let cluster = Cluster::start(3);
+    let job = pipeline("steps = 300", 3).replace("cut = ", "values = \"int8\"\ncut = ");
+    let job = cluster.submit(0, &job);
+    let links = cluster.wait("a cut with its links", || {
+        let status = cluster.node(0).job(&job)?;
+        let links = status["plan"]["links"].as_array()?.clone();
+        (links.len() == 4).then_some(links)
+    });
+    for link in links {
+        assert!(link["bytes_per_s"].as_f64().unwrap() > 0.0, "{link}");
+        assert_ne!(link["from"], link["to"]);
+    }
+    cluster.wait_for_one_hash(&[0, 1, 2], &job);
+    let judged = (0..3).flat_map(|n| cluster.node(n).events(&job, "evaluated"));
+    let best = judged
+        .filter_map(|look| look["val_accuracy"].as_f64())
+        .fold(0.0, f64::max);
+    assert!(best > 0.6, "rounded activations train too: {best}");
+}
+
+#[test]
 fn whoever_is_killed_the_weights_are_those_of_the_undisturbed_run() {
     let expected = alone("steps = 3000");
     for victim in 0..3 {
@@ -172,4 +194,69 @@ fn a_pipeline_waits_for_the_only_peer_with_the_data_and_then_goes_on() {
     });
     cluster.restart(owner);
     cluster.wait_for_one_hash(&[owner, others[0], others[1]], &job);
+}
+
+/// As [`pipeline`], but nobody waits.
+fn asynchronous(stop: &'static str, more: &str) -> String {
+    let schedule = format!("schedule = \"async\"\n{more}");
+    let toml = pipeline(stop, 3).replace("micro_batches = 4\n", &schedule);
+    assert!(toml.contains("async"));
+    toml
+}
+
+/// Accuracy on held-out samples of the model that `node` ended with.
+fn accuracy(cluster: &Cluster, node: usize, job: &str) -> f64 {
+    let result = cluster.node(node).result(job).unwrap();
+    result["best"]["accuracy"].as_f64().unwrap()
+}
+
+#[test]
+fn stages_that_wait_for_nobody_end_with_one_model_though_the_middle_one_is_killed() {
+    let mut cluster = Cluster::start(3);
+    let job = cluster.submit(0, &asynchronous("steps = 3000", ""));
+    wait_until_running(&cluster, &[0, 1, 2], &job);
+    cluster.wait_for_step(&[0, 1, 2], &job, 300);
+    let status = cluster.node(0).job(&job).unwrap();
+    let middle = status["stages"][1]["host"].as_str().unwrap();
+    let is_middle = |n: &usize| cluster.node(*n).peer().as_deref() == Some(middle);
+    let victim = (0..3).find(is_middle).unwrap();
+    cluster.node(victim).kill();
+    let others: Vec<usize> = (0..3).filter(|n| *n != victim).collect();
+    cluster.wait_for_step(&others, &job, 900);
+    cluster.restart(victim);
+    cluster.wait_for_one_hash(&[0, 1, 2], &job);
+    let views = cluster.node(others[0]).events(&job, "cut");
+    assert!(views.len() > 1, "a host fell out: {views:?}");
+    let accuracy = accuracy(&cluster, others[0], &job);
+    assert!(accuracy > 0.85, "{accuracy}");
+    let looks = (0..3).flat_map(|n| cluster.node(n).events(&job, "evaluated"));
+    let steps: Vec<u64> = looks.filter_map(|look| look["step"].as_u64()).collect();
+    assert!(
+        steps.contains(&3000) && steps.iter().all(|step| step % 40 == 0),
+        "{steps:?}"
+    );
+}
+
+#[test]
+fn stages_with_one_version_for_a_batch_go_on_from_copies_on_disk_and_aggregate() {
+    let more = "vertical_sync = true\naggregate_every = 5\nhide_transfers = true\n";
+    let mut cluster = Cluster::start(3);
+    let job = cluster.submit(0, &asynchronous("steps = 2000", more));
+    cluster.wait("copies on each disk", || {
+        let has = |n: usize| !cluster.node(n).events(&job, "checkpoint").is_empty();
+        (0..3).all(has).then_some(())
+    });
+    for n in 0..3 {
+        cluster.node(n).kill();
+    }
+    for n in 0..3 {
+        cluster.restart(n);
+    }
+    cluster.wait_for_one_hash(&[0, 1, 2], &job);
+    let goes_on = (0..3)
+        .flat_map(|n| cluster.node(n).events(&job, "cut"))
+        .filter_map(|cut| cut["from_step"].as_u64());
+    assert!(goes_on.max() > Some(0));
+    let accuracy = accuracy(&cluster, 0, &job);
+    assert!(accuracy > 0.85, "{accuracy}");
 }

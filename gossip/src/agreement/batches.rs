@@ -181,7 +181,7 @@ impl Agreement {
         let change = wanted.map(|batches| {
             self.reshared_at = now;
             let step = self.batches_from(view);
-            let mut change = view.change(self.me, &BTreeMap::new(), &[], step);
+            let mut change = view.change(self.next_stamp(view), &BTreeMap::new(), &[], step);
             let differs = |(peer, batch): &(PeerId, u32)| {
                 view.member(*peer)
                     .is_some_and(|member| member.batch != *batch)

@@ -21,6 +21,7 @@ impl Agreement {
         let (standing, ending) = match &self.phase {
             Phase::Preparing => (Standing::Preparing, None),
             Phase::Unable(reason) => (Standing::Unable(reason.clone()), None),
+            Phase::Ready(holding) if self.left.is_some() => (Standing::Again(*holding), None),
             Phase::Ready(holding) => (Standing::Ready(*holding), None),
             Phase::Syncing(_) => (Standing::Syncing, None),
             Phase::Training => (Standing::Training, None),
@@ -193,7 +194,7 @@ impl Agreement {
                 is_news |= self.n_behind == 0;
             }
         }
-        let is_ready = matches!(beat.standing, Standing::Ready(_));
+        let is_ready = beat.standing.holding().is_some();
         self.start.heard(now, from, is_ready);
         if let Some(before) = before
             && (before.instance != beat.instance
@@ -234,5 +235,5 @@ fn says_more(before: &Beat, beat: &Beat) -> bool {
         || before.standing != beat.standing
         || before.view.is_some() != beat.view.is_some()
         || before.ending != beat.ending
-        || (matches!(beat.standing, Standing::Ready(_)) && before.view != beat.view)
+        || (beat.standing.holding().is_some() && before.view != beat.view)
 }

@@ -150,7 +150,11 @@ impl Agreement {
             Phase::Syncing(_) => true,
             // Nothing was trained and no view exists: there is nobody to agree with and nothing to keep.
             Phase::Preparing | Phase::Unable(_) | Phase::Ready(_) => {
-                return self.close_before_start(now, reason);
+                self.close_before_start(now, reason.clone());
+                if !self.is_over() {
+                    self.enough = Some(reason);
+                }
+                return;
             }
             Phase::Ending(_) | Phase::Closing(_) | Phase::Closed(_) => return,
         };
@@ -173,7 +177,7 @@ impl Agreement {
 
     pub(super) fn close_before_start(&mut self, now: Tick, reason: String) {
         let anybody_trains = self.heard.values().any(|beat| beat.view.is_some());
-        if self.view.is_none() && !anybody_trains {
+        if self.view.is_none() && self.left.is_none() && !anybody_trains {
             self.outputs.push_back(Output::End {
                 reason: reason.clone(),
                 abstain: true,

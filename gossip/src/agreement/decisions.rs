@@ -12,7 +12,7 @@ use crate::ending::{self, Move};
 use crate::ids::PeerId;
 use crate::message::Standing;
 use crate::time::Tick;
-use crate::view::{Contribution, Joiner, MAX_MEMBERS, View};
+use crate::view::{Contribution, Joiner, MAX_MEMBERS, Member, View};
 
 /// The least that passes between two decisions: what a decision itself changed is for the next one.
 const MOMENT: Duration = Duration::from_micros(1);
@@ -90,19 +90,26 @@ impl Agreement {
         }
     }
 
+    /// Whether any other member of the view trains, or did until the end.
     fn anybody_trains(&self, now: Tick) -> bool {
-        let trains = |peer: PeerId| {
-            self.heard
-                .get(&peer)
-                .is_some_and(|beat| matches!(beat.standing, Standing::Training | Standing::Ending))
+        let view = self.view.as_ref();
+        view.is_some_and(|view| self.trains_any(now, view))
+    }
+
+    /// The same of any view.
+    pub(super) fn trains_any(&self, now: Tick, view: &View) -> bool {
+        let trains = |member: &Member| {
+            let beat = self.heard.get(&member.peer);
+            beat.is_some_and(|beat| matches!(beat.standing, Standing::Training | Standing::Ending))
+                && self.is_member_alive(now, member)
         };
-        self.alive_members(now).any(trains)
+        view.members.iter().any(trains)
     }
 
     /// Whoever held the state is gone: starts anew from the best that is left.
     fn start_anew(&mut self, now: Tick) {
         if let Phase::Syncing(holds) = self.phase {
-            self.set_view(None);
+            self.leave_view();
             self.set_phase(now, Phase::Ready(holds));
             self.outputs.push_back(Output::Pause { lost_samples: 0 });
         }
@@ -127,13 +134,20 @@ impl Agreement {
         if now < recent_until {
             next = next.min(recent_until);
         }
-        // An end that has begun is for those who trained: whoever comes now is given the finished model.
-        let joiners = match self.is_over() {
+        // An end that has begun is for those who trained: whoever comes now is given the finished model. Where nobody has a state
+        // there is nothing to come for.
+        let has_none = matches!(self.phase, Phase::Syncing(_)) && !self.anybody_trains(now);
+        let joiners = match self.is_over() || has_none {
             true => Vec::new(),
             false => self.joiners(now, &view, gone.len(), now < recent_until),
         };
         if !gone.is_empty() || !joiners.is_empty() {
-            let mut change = view.change(self.me, &gone, &joiners, self.admission_step());
+            let mut change = view.change(
+                self.next_stamp(&view),
+                &gone,
+                &joiners,
+                self.admission_step(),
+            );
             self.share_out(&view, &mut change);
             self.propose_change(now, change);
             return next;
@@ -173,7 +187,7 @@ impl Agreement {
         joiners
     }
 
-    fn work_of(&self, peer: PeerId, instance: u64) -> Contribution {
+    pub(super) fn work_of(&self, peer: PeerId, instance: u64) -> Contribution {
         let kept = self.instances.get(&(peer, instance)).copied();
         let heard = self
             .heard
@@ -193,7 +207,8 @@ impl Agreement {
             false => self.heard.get(&peer)?.ending.as_ref(),
         };
         let states = self.alive_members(now).map(|peer| (peer, of(peer)));
-        match ending::steward_move(self.me, states) {
+        let is_elsewhere = |digest| !self.holders(now, digest).is_empty();
+        match ending::steward_move(self.me, states, is_elsewhere) {
             Move::Wait => {}
             Move::Decide(decision) if mine.decision == Some(decision) => {}
             Move::Decide(decision) => self.adopt_decision(now, decision),

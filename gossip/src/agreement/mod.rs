@@ -6,9 +6,11 @@
 //! | phase | leaves it when | to |
 //! |---|---|---|
 //! | Preparing | the driver has built the model | Ready |
-//! | Ready | a view with this instance arrives, or it proposes the first | Syncing or Training |
+//! | Ready | a view with this instance arrives in which there is a state to be had, or it proposes a start | Syncing or Training |
 //! | Syncing | the driver has loaded the state | Training |
+//! | Syncing | nobody in the view trains any more | Ready |
 //! | Training | evicted, or its side of a partition lost | Ready |
+//! | Ending | it cannot go on, and does not hold what was decided | Unable |
 //! | Training, Syncing | its own stop condition holds or a member's beat says so | Ending |
 //! | Ending | the steward closed and it holds the weights | Closed |
 //! | any | a beat of a peer that closed, and the weights are fetched | Closed |
@@ -95,6 +97,12 @@ pub struct Agreement {
     membership: Membership,
     phase: Phase,
     view: Option<Arc<View>>,
+    /// The view that was held last, where none is.
+    left: Option<Arc<View>>,
+    /// Highest number of any view held.
+    highest: u64,
+    /// Why the job is to end, heard while in no view.
+    enough: Option<String>,
     adopted_at: Tick,
     agreed: bool,
     /// Other members whose last beat does not name the view held.
@@ -145,6 +153,9 @@ impl Agreement {
             instance,
             phase: Phase::Preparing,
             view: None,
+            left: None,
+            highest: 0,
+            enough: None,
             adopted_at: now,
             agreed: false,
             n_behind: 0,
@@ -197,6 +208,11 @@ impl Agreement {
         if now >= self.due {
             self.decide(now);
         }
+        if matches!(self.phase, Phase::Training)
+            && let Some(reason) = self.enough.take()
+        {
+            self.begin_end(now, reason);
+        }
         self.beat(now);
     }
 
@@ -214,7 +230,7 @@ impl Agreement {
             Input::Beat(peer, beat) => return self.on_beat(now, peer, beat),
             Input::View(peer, view) => {
                 self.membership.heard(now, peer);
-                if view.validate().is_ok() {
+                if view.validate().is_ok() && self.is_held_by(peer, &view) {
                     self.on_view(now, view);
                 }
             }
@@ -236,7 +252,12 @@ impl Agreement {
             }
             Input::Unable(mut reason) => {
                 truncate(&mut reason);
-                if !self.is_over() {
+                // One that already holds what was decided has nothing left to do that it could not.
+                let must_go_on = match &self.phase {
+                    Phase::Ending(state) => !state.holds,
+                    _ => !self.is_over(),
+                };
+                if must_go_on {
                     self.set_view(None);
                     self.set_phase(now, Phase::Unable(reason));
                 }

@@ -1,4 +1,8 @@
 //! The first view of a job: who proposes it, and when.
+//!
+//! A job that has begun needs no number of peers to go on. Members may all have fallen out of their views: each side of a network
+//! partition in favour of the other, or because whoever had the state is gone. Those start again together, in a view of the line
+//! that they left, from the newest state that is left; the lowest of them proposes it.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +10,7 @@ use super::{Agreement, Phase};
 use crate::ids::PeerId;
 use crate::message::{Beat, Standing};
 use crate::time::Tick;
-use crate::view::{Holding, Joiner, View};
+use crate::view::{Holding, Joiner, Member, View};
 
 /// Who could start together.
 #[derive(Debug)]
@@ -52,13 +56,24 @@ impl Agreement {
         let Phase::Ready(mine) = self.phase else {
             return Tick::NEVER;
         };
-        if self.start.ready.len() + 1 < self.config.start_peers {
+        let again = |peer: &PeerId| {
+            let beat = self.heard.get(peer);
+            beat.is_some_and(|beat| matches!(beat.standing, Standing::Again(_)))
+        };
+        let is_again = self.left.is_some();
+        if !is_again && self.start.ready.len() + 1 < self.config.start_peers {
             self.start.enough_since = None;
             return Tick::NEVER;
         }
-        let below = self.start.ready.range(..self.me);
-        let mut alive_below = below.filter(|peer| self.membership.is_alive(now, **peer));
-        if let Some(proposer) = alive_below.next() {
+        // Who starts again goes before who starts.
+        let is_before = |peer: &PeerId| match (again(peer), is_again) {
+            (true, false) => true,
+            (false, true) => false,
+            _ => *peer < self.me,
+        };
+        let before = self.start.ready.iter().filter(|peer| is_before(peer));
+        let mut alive_before = before.filter(|peer| self.membership.is_alive(now, **peer));
+        if let Some(proposer) = alive_before.next() {
             self.start.enough_since.get_or_insert(now);
             return self.membership.down_at(*proposer).unwrap_or(Tick::NEVER);
         }
@@ -86,7 +101,7 @@ impl Agreement {
             batch: self.config.batch,
             holds: mine,
         });
-        if joiners.len() < self.config.start_peers {
+        if self.left.is_none() && joiners.len() < self.config.start_peers {
             self.start.enough_since = None;
             return next;
         }
@@ -94,29 +109,40 @@ impl Agreement {
         let patience = self.config.prepare_patience;
         let patient_until = *self.start.enough_since.get_or_insert(now) + patience;
         let settled_at = self.start.changed_at + self.config.settle;
-        if preparing && now < patient_until {
+        if preparing && self.left.is_none() && now < patient_until {
             return next.min(patient_until);
         }
         if now < settled_at {
             return next.min(settled_at);
         }
         joiners.sort_by_key(|joiner| joiner.peer);
-        if let Some(mut view) = View::first(self.me, &joiners) {
+        let view = match &self.left {
+            Some(left) => self.again(left, &joiners),
+            None => View::first(self.me, &joiners),
+        };
+        if let Some(mut view) = view {
             self.share_out_first(&mut view);
             self.propose(now, view);
         }
         next
     }
+
+    fn again(&self, left: &View, joiners: &[Joiner]) -> Option<View> {
+        let is_there = |member: &&Member| {
+            let mut joiners = joiners.iter();
+            joiners.any(|joiner| (joiner.peer, joiner.instance) == (member.peer, member.instance))
+        };
+        let gone = left.members.iter().filter(|member| !is_there(member));
+        let gone = gone.map(|member| (member.peer, self.work_of(member.peer, member.instance)));
+        left.start_again(self.next_stamp(left), &gone.collect(), joiners)
+    }
 }
 
 pub(super) fn ready(peer: PeerId, beat: &Beat) -> Option<Joiner> {
-    match beat.standing {
-        Standing::Ready(holds) => Some(Joiner {
-            peer,
-            instance: beat.instance,
-            batch: beat.batch,
-            holds,
-        }),
-        _ => None,
-    }
+    beat.standing.holding().map(|holds| Joiner {
+        peer,
+        instance: beat.instance,
+        batch: beat.batch,
+        holds,
+    })
 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::{Agreement, Output, Phase};
-use crate::ids::Digest;
+use crate::ids::{Digest, PeerId};
+use crate::message::Beat;
 use crate::time::Tick;
-use crate::view::{Change, Holding, Member, View};
+use crate::view::{Change, Holding, Member, Stamp, View};
 
 impl Agreement {
     pub(super) fn on_view(&mut self, now: Tick, view: Arc<View>) {
@@ -17,7 +18,11 @@ impl Agreement {
             .filter(|member| member.instance == self.instance)
             .copied();
         match (&self.view, mine) {
-            (None, Some(_)) if matches!(self.phase, Phase::Ready(_)) => self.adopt(now, view),
+            (None, Some(_)) if matches!(self.phase, Phase::Ready(_)) => {
+                if self.is_of_use(now, &view) {
+                    self.adopt(now, view);
+                }
+            }
             (Some(held), _) if held.stamp == view.stamp || !view.wins_over(held) => {}
             (Some(_), Some(_)) => self.adopt(now, view),
             (Some(held), None) => {
@@ -37,10 +42,45 @@ impl Agreement {
             true => self.mesh_samples().saturating_sub(self.parted_at),
             false => 0,
         };
-        let holds = self.unique_holding();
-        self.set_view(None);
+        let holds = match self.phase {
+            Phase::Syncing(holds) => holds,
+            _ => self.unique_holding(),
+        };
+        self.leave_view();
         self.outputs.push_back(Output::Pause { lost_samples });
         self.set_phase(now, Phase::Ready(holds));
+    }
+
+    /// Is in no view from here on.
+    pub(super) fn leave_view(&mut self) {
+        self.left = self.view.take().or(self.left.take());
+        self.set_view(None);
+    }
+
+    /// A name for the view after `view` that this peer has given no other one, whichever line it was in before.
+    pub(super) fn next_stamp(&self, view: &View) -> Stamp {
+        let number = view.stamp.number.max(self.highest).saturating_add(1);
+        Stamp {
+            number,
+            steward: self.me,
+        }
+    }
+
+    /// Whether there is a state to be had in `view`. Members who all wait for one would tell each other of it for ever.
+    fn is_of_use(&self, now: Tick, view: &View) -> bool {
+        let left = self.left.as_ref().map(|left| left.stamp);
+        (view.is_start() && left != Some(view.stamp)) || self.trains_any(now, view)
+    }
+
+    /// A view of another line counts only where `from` last said that it is in it: one that was long on its way may be given up, and
+    /// two sides that compare other views than they hold might each fall out in favour of the other. Of many, beats come too seldom
+    /// to tell.
+    pub(super) fn is_held_by(&self, from: PeerId, view: &View) -> bool {
+        let is_of_this_line = |held: &Arc<View>| view.descends_from(held.stamp);
+        let says_so = |beat: &Arc<Beat>| beat.view == Some(view.stamp);
+        !self.membership.are_few()
+            || self.view.as_ref().is_none_or(is_of_this_line)
+            || self.heard.get(&from).is_some_and(says_so)
     }
 
     /// A replica in mid-run equals no other one: a digest that nobody else can claim.
@@ -90,7 +130,8 @@ impl Agreement {
             self.outputs.push_back(Output::Pause { lost_samples });
         }
         let origin = view.origin;
-        let number = view.stamp.number;
+        let is_start = view.is_start();
+        self.highest = self.highest.max(view.stamp.number);
         if held.is_some_and(|held| held.members.iter().any(|m| !view.contains(m.peer))) {
             self.parted_at = self.mesh_samples();
         }
@@ -105,7 +146,7 @@ impl Agreement {
         }
         match self.phase.clone() {
             Phase::Ready(holds)
-                if number == 1 && (holds.digest == origin.1.digest || origin.0 == self.me) =>
+                if is_start && (holds.digest == origin.1.digest || origin.0 == self.me) =>
             {
                 self.set_phase(now, Phase::Training);
                 self.outputs.push_back(Output::Train);
@@ -123,7 +164,7 @@ impl Agreement {
         }
     }
 
-    /// Proposes the first view of the job.
+    /// Proposes a view that all its members start in.
     pub(super) fn propose(&mut self, now: Tick, view: View) {
         let view = Arc::new(view);
         self.send_view(&view, &view.members);

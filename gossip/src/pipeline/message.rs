@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::copies::Held;
+use super::links::LinkRate;
 use super::plan::Plan;
 use crate::ids::{Digest, PeerId};
 use crate::view::{Contribution, Stamp};
@@ -90,8 +91,8 @@ pub struct Profile {
     pub blocks: Vec<BlockTime>,
     /// Bytes that it may use for the job; 0: no limit was set.
     pub memory: u64,
-    /// Bytes per second towards other peers, where that was measured.
-    pub rates: Vec<(PeerId, f32)>,
+    /// What its links to other peers carry, where anything was sent there.
+    pub rates: Vec<LinkRate>,
     /// What its data looks like, if it holds the data.
     pub data: Option<DataShape>,
 }
@@ -139,10 +140,7 @@ impl Profile {
                 .data
                 .as_ref()
                 .is_none_or(|data| data.mean.len().max(data.std.len()) <= MAX_CHANNELS)
-            && self
-                .rates
-                .iter()
-                .all(|(_, rate)| rate.is_finite() && *rate >= 0.0)
+            && self.rates.iter().all(LinkRate::is_sound)
     }
 }
 
@@ -192,5 +190,27 @@ impl Beat {
             && self
                 .judged
                 .is_none_or(|judged| judged.loss.is_finite() && judged.accuracy.is_finite())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_profile_with_a_rate_that_no_link_has_is_refused(bytes_per_s: f32, round_trip_us: u32, is_bound: bool, n in 0usize..400) {
+            let rate = LinkRate { peer: PeerId([1; 32]), bytes_per_s, round_trip_us, is_bound };
+            let profile = Profile {
+                blocks: vec![BlockTime::default(); 3],
+                rates: vec![rate; n],
+                ..Profile::default()
+            };
+            let can_be = bytes_per_s.is_finite() && bytes_per_s >= 1.0 && bytes_per_s <= 1e12 && round_trip_us <= 60_000_000;
+            prop_assert_eq!(profile.is_of(3), n == 0 || (can_be && n <= MAX_MEMBERS));
+            prop_assert!(!profile.is_of(4));
+        }
     }
 }

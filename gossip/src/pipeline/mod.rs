@@ -13,6 +13,7 @@ pub mod copies;
 pub mod chain;
 pub mod frame;
 pub mod values;
+pub mod links;
 pub mod message;
 pub mod flow;
 pub mod agreement;

@@ -4,6 +4,8 @@
 //! with another holder of the same blob where the first one broke off.
 
 pub mod depth;
+pub mod probe;
+pub mod capacity;
 pub mod window;
 
 use serde::{Deserialize, Serialize};

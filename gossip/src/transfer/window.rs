@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+use super::capacity::{Arrival, Capacity, Meter};
 use crate::time::Tick;
 
 /// A receiver says for every so many bytes that they arrived; pieces are a multiple of it, but for a frame's last.
@@ -64,6 +65,9 @@ pub struct Piece {
     sent: Tick,
     /// What had arrived by then.
     arrived: u64,
+    /// The first of its frame, and the last.
+    begins: bool,
+    ends: bool,
     /// It left while the queue was left to empty.
     looks: bool,
     /// No other fitted after it: its round trip is that of a full window.
@@ -81,6 +85,8 @@ impl Piece {
 struct Lane {
     /// Frames of this class that are being sent.
     n_frames: usize,
+    /// Of the newest nothing has left yet.
+    is_at_start: bool,
     in_flight: u64,
     /// When something arrived, or was sent while nothing was on its way.
     moved: Tick,
@@ -115,6 +121,8 @@ pub struct Window {
     opens: bool,
     /// When the next piece may leave.
     leaves: Tick,
+    /// What the link carries.
+    meter: Meter,
 }
 
 impl Default for Window {
@@ -130,6 +138,7 @@ impl Default for Window {
             rate: 0.0,
             opens: true,
             leaves: Tick(0),
+            meter: Meter::default(),
         }
     }
 }
@@ -137,7 +146,9 @@ impl Default for Window {
 impl Window {
     /// A frame of `class` wants to be sent; [`Self::end`] when all of it is, or never will be.
     pub fn begin(&mut self, class: Class) {
-        self.lanes[class as usize].n_frames += 1;
+        let lane = &mut self.lanes[class as usize];
+        lane.n_frames += 1;
+        lane.is_at_start = true;
     }
 
     /// See [`Self::begin`]. Others may have their turn now.
@@ -186,6 +197,8 @@ impl Window {
             bytes,
             sent: now,
             arrived: self.arrived,
+            begins: std::mem::take(&mut lane.is_at_start),
+            ends: bytes == left as u64,
             looks: self.drains,
             fills: !self.drains && in_flight + 2 * bytes > self.limit,
         })
@@ -204,6 +217,7 @@ impl Window {
         self.arrived += piece.bytes;
         let trip = now.since(piece.sent).max(Duration::from_micros(1));
         self.remember(trip, now);
+        self.measure(&piece, trip, now);
         self.drains &= !piece.looks;
         let rate = (self.arrived - piece.arrived) as f64 / trip.as_secs_f64();
         self.round.rate = self.round.rate.max(rate);
@@ -231,9 +245,41 @@ impl Window {
         self.least.into_iter().flatten().min()
     }
 
+    /// What the link carries, as far as transfers have shown.
+    pub fn capacity(&self) -> Option<Capacity> {
+        let (bytes_per_s, is_bound) = self.meter.rate()?;
+        Some(Capacity {
+            bytes_per_s,
+            is_bound,
+            round_trip: self.round_trip().unwrap_or_default(),
+        })
+    }
+
+    /// Bytes that have arrived since the beginning.
+    pub fn arrived_bytes(&self) -> u64 {
+        self.arrived
+    }
+
     /// Bytes that may be on their way at once.
     pub fn limit(&self) -> u64 {
         self.limit
+    }
+
+    fn measure(&mut self, piece: &Piece, trip: Duration, now: Tick) {
+        if piece.looks {
+            // The link is left idle on purpose.
+            return self.meter.interrupt();
+        }
+        let least = self.round_trip().unwrap_or_default();
+        let arrival = Arrival {
+            bytes: piece.bytes,
+            trip,
+            begins: piece.begins,
+            ends: piece.ends,
+            // Once the window has filled the link it keeps it full; before that a queue shows that it is.
+            is_full: !self.opens || 2 * trip >= 3 * least,
+        };
+        self.meter.arrived(arrival, now);
     }
 
     fn remember(&mut self, trip: Duration, now: Tick) {
@@ -363,6 +409,48 @@ mod tests {
             classes.iter().for_each(|class| self.window.end(*class));
         }
 
+        /// Sends frames of `bytes` one after the other, each when the one before has arrived and `pause` µs later.
+        fn frames(&mut self, n: usize, bytes: usize, pause: u64) {
+            for _ in 0..n {
+                let mut left = bytes;
+                self.window.begin(Class::Update);
+                while left > 0 || !self.on_way.is_empty() {
+                    let mut next = self.now + 1000;
+                    while left > 0 {
+                        match self.window.take(Class::Update, left, Tick(self.now)) {
+                            Ok(piece) => {
+                                left -= piece.bytes();
+                                let takes = piece.bytes() as f64 / self.rate * 1e6;
+                                self.free_at = self.free_at.max(self.now) + takes as u64;
+                                self.on_way.push_back((self.free_at + self.delay, piece));
+                            }
+                            Err(wait) => {
+                                let wait = (wait.as_micros() as u64).max(1).next_multiple_of(1000);
+                                next = self.now + wait;
+                                break;
+                            }
+                        }
+                    }
+                    self.now = self.on_way.front().map_or(next, |(at, _)| next.min(*at));
+                    while self.on_way.front().is_some_and(|(at, _)| *at <= self.now) {
+                        let (_, piece) = self.on_way.pop_front().unwrap();
+                        self.window.arrived(piece, Tick(self.now));
+                    }
+                }
+                self.window.end(Class::Update);
+                self.now += pause;
+            }
+        }
+
+        /// What the window takes the link to carry, as a part of what it does.
+        fn believed(&self) -> Option<f64> {
+            let capacity = self
+                .window
+                .capacity()
+                .filter(|capacity| !capacity.is_bound)?;
+            Some(capacity.bytes_per_s / self.rate)
+        }
+
         /// Share of what the link could have carried.
         fn used(&self, seconds: f64) -> f64 {
             (self.carried[0] + self.carried[1]) as f64 / (self.rate * seconds)
@@ -454,6 +542,88 @@ mod tests {
     }
 
     #[test]
+    fn one_frame_of_a_hundred_kilobytes_tells_what_a_link_carries() {
+        for (mbit, delay) in [(100.0, 1), (20.0, 4), (2.0, 1), (300.0, 0)] {
+            let mut link = Link::new(mbit, delay);
+            assert_eq!(link.window.capacity(), None);
+            link.frames(1, crate::transfer::probe::BYTES, 0);
+            let believed = link.believed().unwrap();
+            assert!(
+                (0.75..1.15).contains(&believed),
+                "{believed} of {mbit} Mbit/s, {delay} ms"
+            );
+            let trip = link.window.capacity().unwrap().round_trip.as_micros() as f64;
+            let least = link.delay as f64 + QUANTUM as f64 / link.rate * 1e6;
+            assert!(
+                (0.95..1.2).contains(&(trip / least)),
+                "{trip} µs at {mbit} Mbit/s, {delay} ms"
+            );
+        }
+    }
+
+    #[test]
+    fn the_rate_of_frames_with_pauses_is_the_links_and_follows_it_within_seconds() {
+        for (mbit, delay, bytes, pause) in [
+            (100.0, 1, 500_000, 50_000),
+            (100.0, 1, 60_000, 5_000),
+            (20.0, 20, 200_000, 1_000),
+        ] {
+            let mut link = Link::new(mbit, delay);
+            link.frames(60, bytes, pause);
+            for factor in [0.1, 10.0] {
+                let believed = link.believed().unwrap();
+                assert!(
+                    (0.85..1.15).contains(&believed),
+                    "{believed} of {mbit} Mbit/s"
+                );
+                link.rate *= factor;
+                let until = link.now + 4_000_000;
+                while link.now < until {
+                    link.frames(1, bytes, pause);
+                }
+            }
+            let believed = link.believed().unwrap();
+            assert!(
+                (0.85..1.15).contains(&believed),
+                "{believed} of {mbit} Mbit/s, at last"
+            );
+            let before = link.window.capacity();
+            link.now += 600_000_000;
+            assert_eq!(
+                link.window.capacity(),
+                before,
+                "an idle link keeps its estimate"
+            );
+        }
+    }
+
+    #[test]
+    fn what_does_not_fill_a_link_is_a_bound_and_lowers_no_estimate() {
+        let mut link = Link::new(50.0, 100);
+        link.frames(30, 3_000, 20_000);
+        let capacity = link.window.capacity().unwrap();
+        assert!(capacity.is_bound && capacity.bytes_per_s < 1.01 * link.rate);
+        link.frames(20, 2_000_000, 0);
+        let known = link.believed().unwrap();
+        link.frames(200, 3_000, 20_000);
+        assert!((0.85..1.15).contains(&known));
+        assert!((link.believed().unwrap() / known - 1.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn a_receiver_that_is_slow_to_read_does_not_make_a_link_slow() {
+        let mut link = Link::new(100.0, 1);
+        link.frames(20, 200_000, 0);
+        for _ in 0..100 {
+            // The next frame arrives, and is not read for as long as it takes.
+            link.free_at = link.now + 40_000;
+            link.frames(1, 200_000, 0);
+        }
+        let believed = link.believed().unwrap();
+        assert!((0.8..1.2).contains(&believed), "{believed}");
+    }
+
+    #[test]
     fn what_is_lost_makes_room() {
         let mut window = Window::default();
         let pieces: Vec<Piece> =
@@ -487,6 +657,8 @@ mod tests {
                     window.arrived(piece, now + Duration::from_micros(wait / 3));
                 }
                 prop_assert!((LEAST..=MOST).contains(&window.limit()));
+                let capacity = window.capacity();
+                prop_assert!(capacity.is_none_or(|capacity| (1.0..=1e12).contains(&capacity.bytes_per_s)));
             }
             while let Some(piece) = on_way.pop_front() {
                 window.arrived(piece, now);

@@ -178,18 +178,19 @@ impl Header {
     /// # Errors
     /// [`FrameError::Length`] or [`FrameError::Checksum`].
     pub fn verify(&self, body: &[u8]) -> Result<(), FrameError> {
-        if body.len() != self.length as usize {
-            return Err(FrameError::Length {
-                stated: self.length,
-                got: body.len(),
-            });
-        }
-        match self.checksum_with(body) {
-            got if got == self.checksum => Ok(()),
-            got => Err(FrameError::Checksum {
-                stated: self.checksum,
-                got,
-            }),
+        let mut verifier = self.verifier();
+        verifier.add(body);
+        verifier.finish()
+    }
+
+    /// Takes the body in as it arrives, part by part while each is still in the processor's cache.
+    pub fn verifier(&self) -> Verifier {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&self.to_bytes()[..8]);
+        Verifier {
+            header: *self,
+            hasher,
+            taken: 0,
         }
     }
 
@@ -208,6 +209,43 @@ impl Header {
         hasher.update(&self.to_bytes()[..8]);
         hasher.update(body);
         hasher.finalize()
+    }
+}
+
+/// See [`Header::verifier`].
+#[derive(Clone, Debug)]
+pub struct Verifier {
+    header: Header,
+    hasher: crc32fast::Hasher,
+    taken: usize,
+}
+
+impl Verifier {
+    /// The next part of the body.
+    pub fn add(&mut self, part: &[u8]) {
+        self.hasher.update(part);
+        self.taken += part.len();
+    }
+
+    /// Checks that the parts are the body that the header was made for.
+    ///
+    /// # Errors
+    /// [`FrameError::Length`] or [`FrameError::Checksum`].
+    pub fn finish(self) -> Result<(), FrameError> {
+        let stated = self.header;
+        if self.taken != stated.length as usize {
+            return Err(FrameError::Length {
+                stated: stated.length,
+                got: self.taken,
+            });
+        }
+        match self.hasher.finalize() {
+            got if got == stated.checksum => Ok(()),
+            got => Err(FrameError::Checksum {
+                stated: stated.checksum,
+                got,
+            }),
+        }
     }
 }
 
@@ -320,7 +358,11 @@ mod tests {
             let mut frame = vec![];
             encode(FrameKind::Control, &body, &mut frame).unwrap();
             let (header, rest) = split(&frame);
-            prop_assert_eq!(Header::decode(&header, FrameKind::bound).unwrap().verify(rest), Ok(()));
+            let decoded = Header::decode(&header, FrameKind::bound).unwrap();
+            prop_assert_eq!(decoded.verify(rest), Ok(()));
+            let mut verifier = decoded.verifier();
+            rest.chunks(7).for_each(|part| verifier.add(part));
+            prop_assert_eq!(verifier.finish(), Ok(()));
 
             let bit = flip.index(frame.len() * 8);
             frame[bit / 8] ^= 1 << (bit % 8);

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod batching;
+mod cuts;
 mod large;
 mod network;
 mod small;

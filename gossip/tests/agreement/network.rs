@@ -38,9 +38,11 @@ pub(crate) struct Network {
     pub(crate) in_order: bool,
     /// The peers on the one side of a partition.
     pub(crate) apart: BTreeSet<PeerId>,
+    /// The peers on the one side of a cut, which connections outlive.
+    pub(crate) cut: BTreeSet<PeerId>,
     pub(crate) traffic: Traffic,
     /// Links that hold messages back until then: a stream keeps its order.
-    stalled: HashMap<(PeerId, PeerId), u64>,
+    pub(crate) stalled: HashMap<(PeerId, PeerId), u64>,
     /// The message weighed last, by its address.
     weighed: (usize, u64),
 }
@@ -48,6 +50,10 @@ pub(crate) struct Network {
 impl Network {
     pub(crate) fn linked(&self, a: PeerId, b: PeerId) -> bool {
         self.apart.is_empty() || self.apart.contains(&a) == self.apart.contains(&b)
+    }
+
+    pub(crate) fn is_cut(&self, a: PeerId, b: PeerId) -> bool {
+        self.cut.contains(&a) != self.cut.contains(&b)
     }
 
     /// When a message sent now arrives; `None` if it is lost.
@@ -67,17 +73,15 @@ impl Network {
         if self.lost_of_1000 > 0 && between(rng, 0, 999) < self.lost_of_1000 {
             return None;
         }
-        if self.late_of_1000 > 0 {
-            if let Some(until) = self.stalled.get(&link).copied() {
-                at = at.max(until);
-                if until < now {
-                    self.stalled.remove(&link);
-                }
+        if let Some(until) = self.stalled.get(&link).copied() {
+            at = at.max(until);
+            if until < now {
+                self.stalled.remove(&link);
             }
-            if between(rng, 0, 999) < self.late_of_1000 {
-                at += between(rng, 200, 1000) * MS;
-                self.stalled.insert(link, at);
-            }
+        }
+        if self.late_of_1000 > 0 && between(rng, 0, 999) < self.late_of_1000 {
+            at += between(rng, 200, 1000) * MS;
+            self.stalled.insert(link, at);
         }
         Some(at)
     }

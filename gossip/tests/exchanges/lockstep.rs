@@ -7,7 +7,7 @@ use skein_gossip::exchange::{Amount, Config, Exchange, Gradient, Output, Waiting
 use skein_gossip::gradient::layout::Layout;
 use skein_gossip::ids::PeerId;
 use skein_gossip::time::Tick;
-use skein_gossip::view::View;
+use skein_gossip::view::{Stamp, View};
 
 use crate::wired::{JOB, config, gradient, id, joiner};
 
@@ -167,7 +167,12 @@ fn first_view() -> View {
 
 /// `view` with other batches from `from` on.
 fn reshared(view: &View, from: u64, batches: &[(u8, u32)]) -> View {
-    let mut change = view.change(id(1), &BTreeMap::new(), &[], from);
+    let number = view.stamp.number + 1;
+    let next = Stamp {
+        number,
+        ..view.stamp
+    };
+    let mut change = view.change(next, &BTreeMap::new(), &[], from);
     change.batches = batches
         .iter()
         .map(|(n, batch)| (id(*n), *batch))

@@ -16,6 +16,7 @@ mod maths;
 mod network;
 mod planner;
 mod recut;
+mod restart;
 mod takeover;
 mod world;
 

@@ -70,6 +70,27 @@ fn a_peer_that_becomes_slower_is_given_less_within_seconds() {
 }
 
 #[test]
+fn a_peer_that_is_too_slow_stands_by_until_it_is_faster() {
+    for seed in seeds(20) {
+        let mut world = World::started(seed, 4, 1, 1500);
+        world.jitter = 2;
+        let slow = id(2 + (seed % 2) as u8);
+        world.at(2500 * MS, Event::Slow(slow, 60.0));
+        world.run(10 * SECOND);
+        let view = world.view_of(1).unwrap();
+        assert!(view.plan.stage_of(slow).is_none(), "{view:?}");
+        world.at(10 * SECOND, Event::Slow(slow, 1.0));
+        world.run(25 * SECOND);
+        let view = world.view_of(1).unwrap();
+        assert!(view.plan.stage_of(slow).is_some(), "{view:?}");
+        assert!(world.n_views() <= 3, "{:?}", world.views);
+        world.run_to_the_end(120 * SECOND);
+        world.check_exact();
+        assert_eq!(world.steps_made, 1500, "none is made twice");
+    }
+}
+
+#[test]
 fn speeds_that_vary_a_little_change_no_cut() {
     for seed in seeds(10) {
         let mut world = World::started(seed, 4, 2, 1500);

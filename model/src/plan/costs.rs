@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::profile::BlockTimes;
 use super::time::Time;
-use super::work::{Data, Device, Links, Work};
+use super::work::{Data, Device, Held, Links, Work};
 
 /// See the module's header.
 #[derive(Debug)]
@@ -194,16 +194,19 @@ impl<'a> Costs<'a> {
         }
     }
 
-    /// Bytes that `blocks` take with `in_flight` micro-batches of `samples` (Asteroid, equation 3): the state, what these
-    /// keep, and the frames in and out with their gradients.
+    /// Bytes that `blocks` take where the stage holds so much, in micro-batches of `samples` (Asteroid, equation 3): the state,
+    /// versions of the weights, what micro-batches in flight keep, and the frames in and out with their gradients.
     pub(crate) fn memory(
         &self,
         blocks: &Range<usize>,
         samples: usize,
-        in_flight: usize,
+        held: Held,
         in_group: bool,
     ) -> u64 {
+        let Held { in_flight, stashed } = held;
         let [fixed, each, once] = self.memory_parts(blocks, in_group);
+        let weights = self.parameter_bytes(blocks);
+        let fixed = fixed.saturating_add(weights.saturating_mul(stashed as u64));
         let per_sample = each.saturating_mul(in_flight as u64).saturating_add(once);
         fixed.saturating_add(per_sample.saturating_mul(samples as u64))
     }
@@ -249,6 +252,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::plan::work::Stashing;
     use crate::plan::work::tests::{even, work};
 
     #[test]
@@ -257,7 +261,11 @@ mod tests {
         let (devices, links) = even(1);
         // Two blocks: 60 of state, 40 per micro-batch, two frames in, two out; in a group 20 of another's gradient.
         let memory = |work: &Work, in_flight, in_group| {
-            Costs::new(work, &devices, &links).memory(&(1..3), 1, in_flight, in_group)
+            let held = Held {
+                in_flight,
+                ..Held::LEAST
+            };
+            Costs::new(work, &devices, &links).memory(&(1..3), 1, held, in_group)
         };
         assert_eq!(memory(&work, 1, false), 60 + 40 + 32);
         assert_eq!(memory(&work, 3, false), 60 + 120 + 32);
@@ -268,6 +276,27 @@ mod tests {
         assert_eq!((in_flight(&work), work.in_flight(0, 20)), ([3, 2, 1], 8));
         work.hides_transfers = true;
         assert_eq!(in_flight(&work), [5, 3, 1]);
+    }
+
+    #[test]
+    fn versions_of_the_weights_take_memory_where_steps_overlap() {
+        let (devices, links) = even(1);
+        let asynchronous = |stashing| Work {
+            stashing,
+            ..work(&[1.0; 4], 1)
+        };
+        let held = |work: &Work| [0, 1, 2].map(|position| work.held(position, 3));
+        let own = asynchronous(Stashing::Own);
+        let stage = |in_flight, stashed| Held { in_flight, stashed };
+        assert_eq!(held(&own), [stage(3, 3), stage(2, 2), stage(1, 1)]);
+        let synced = asynchronous(Stashing::VerticalSync);
+        assert_eq!(held(&synced), [stage(3, 3), stage(2, 3), stage(1, 3)]);
+        // Two blocks: 20 of weights beside what one version takes.
+        let memory = |work: &Work| {
+            Costs::new(work, &devices, &links).memory(&(1..3), 1, work.held(1, 3), false)
+        };
+        assert_eq!(memory(&own), 60 + 80 + 32 + 2 * 20);
+        assert_eq!(memory(&synced), 60 + 80 + 32 + 3 * 20);
     }
 
     proptest! {
@@ -298,7 +327,7 @@ mod tests {
             let (mut devices, links) = even(1);
             devices[0].memory_bytes = memory;
             let costs = Costs::new(&work, &devices, &links);
-            let needs = |samples, in_flight| costs.memory(&(1..3), samples, in_flight, in_group);
+            let needs = |samples, in_flight| costs.memory(&(1..3), samples, Held { in_flight, stashed: 0 }, in_group);
             let most = costs.most_samples(0, &(1..3), in_flight, in_group);
             prop_assert!(needs(most + 1, in_flight) > memory && (most == 0 || needs(most, in_flight) <= memory));
             let deepest = costs.most_in_flight(0, (&(1..3), samples), in_group, 99);

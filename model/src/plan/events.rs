@@ -1,9 +1,10 @@
-//! The synchronous one-forward-one-backward schedule, run event by event with times instead of tensors (Narayanan et al.
-//! 2021, "PipeDream-2BW", arXiv:2006.09503, section 2.2: 1F1B with a flush per step), for stages of one device or of groups
-//! (Asteroid: Ye et al., MobiCom 2024, "hybrid pipeline parallelism").
+//! The one-forward-one-backward schedule, run event by event with times instead of tensors: synchronous (Narayanan et al. 2021,
+//! "PipeDream-2BW", arXiv:2006.09503, section 2.2: 1F1B with a flush per step), for stages of one device or of groups (Asteroid:
+//! Ye et al., MobiCom 2024, "hybrid pipeline parallelism"); or asynchronous (PipeDream, FTPipeHD: an update with every backward
+//! pass, no flush), for stages of one device.
 //!
-//! A device makes a backward pass where one is due, else a forward pass if its stage may have one more micro-batch in flight;
-//! the last stage makes both at once. Between groups samples are scattered by their number: a member sends each member of the
+//! A device makes a backward pass where one is due, else a forward pass if its stage may have one more micro-batch in flight,
+//! where steps overlap the other way round; the last stage makes both at once. Between groups samples are scattered by their number: a member sends each member of the
 //! next group the samples that both have, and begins when its samples have come from all their senders. Sending overlaps
 //! computing; a device sends, and receives, one message at a time in each direction of the pipeline; where directions share a
 //! rate, one message at a time passes between two groups. When all members have made their last backward pass the gradients
@@ -39,8 +40,8 @@ struct Member {
     forward: f64,
     backward: f64,
     update: f64,
-    /// Whom it sends parts of a micro-batch to, onwards and backwards, and how long each takes.
-    parts: [Vec<(usize, f64)>; 2],
+    /// Whom it sends parts of a micro-batch to, onwards and backwards: how long each takes, and the way after that.
+    parts: [Vec<(usize, [f64; 2])>; 2],
     /// How many send it parts, onwards and backwards.
     senders: [u32; 2],
 }
@@ -86,9 +87,9 @@ fn members(costs: &Costs<'_>, groups: &[Group]) -> (Vec<Member>, Stages) {
             let (a, b) = (groups[before].shares[from].device, group.shares[to].device);
             let bytes = costs.bytes_into(group.blocks.start, samples);
             let (from, to) = (stages.numbers[before].start + from, first + to);
-            members[from].parts[0].push((to, costs.links.seconds(a, b, bytes)));
+            members[from].parts[0].push((to, costs.links.message(a, b, bytes)));
             members[from].senders[1] += 1;
-            members[to].parts[1].push((from, costs.links.seconds(b, a, bytes)));
+            members[to].parts[1].push((from, costs.links.message(b, a, bytes)));
             members[to].senders[0] += 1;
         }
     }
@@ -188,7 +189,8 @@ pub(crate) struct Run {
     stages: Stages,
     states: Vec<State>,
     n_micro: usize,
-    latency: f64,
+    /// Whether forward passes go first.
+    overlaps: bool,
     shared: bool,
     /// When the border behind each stage is free again, where both directions share it.
     borders: Vec<f64>,
@@ -204,6 +206,12 @@ pub(crate) struct Run {
 impl Run {
     pub(crate) fn new(costs: &Costs<'_>, groups: &[Group], n_micro: usize) -> Self {
         let (mut members, stages) = members(costs, groups);
+        let overlaps = costs.work.overlaps();
+        for member in &mut members {
+            if overlaps {
+                member.backward += std::mem::take(&mut member.update);
+            }
+        }
         let mut raw = Vec::new();
         if let (Data::At(source), Some(first)) = (costs.data, groups.first()) {
             let mut free = 0.0;
@@ -212,8 +220,9 @@ impl Run {
                     if share.device != source {
                         members[member].senders[0] = 1;
                         let bytes = costs.bytes_into(0, share.samples);
-                        free += costs.links.seconds(source, share.device, bytes);
-                        raw.push((free + costs.links.latency, member, micro));
+                        let [seconds, delay] = costs.links.message(source, share.device, bytes);
+                        free += seconds;
+                        raw.push((free + delay, member, micro));
                     }
                 }
             }
@@ -233,7 +242,7 @@ impl Run {
             parts: [none.clone(), none],
             waiting: vec![0; groups.len()],
             n_micro,
-            latency: costs.links.latency,
+            overlaps,
             shared: costs.links.shared,
             events: BinaryHeap::new(),
             n_events: 0,
@@ -257,43 +266,58 @@ impl Run {
 
     /// The moment at which the last update is made; without end if it never is.
     pub(crate) fn finish(mut self, tell: &mut Tell<'_>) -> f64 {
-        for member in 0..self.members.len() {
-            self.start(0.0, member, tell);
-        }
+        self.begin(tell);
         let mut end = 0.0;
-        while let Some(Reverse((Moment(now), _, event))) = self.events.pop() {
+        while let Some(now) = self.proceed(tell) {
             end = now;
-            match event {
-                Event::Part {
-                    member,
-                    direction,
-                    micro,
-                } => {
-                    self.parts[direction][member * self.n_micro + micro] += 1;
-                    let senders = self.members[member].senders[direction];
-                    let come = &mut self.states[member].come[direction];
-                    let all = &self.parts[direction][member * self.n_micro..][..self.n_micro];
-                    while all.get(*come) == Some(&senders) {
-                        *come += 1;
-                    }
-                    self.start(now, member, tell);
-                }
-                Event::Done { member } => {
-                    self.done(now, member);
-                    self.start(now, member, tell);
-                }
-                Event::Reduced { stage } => {
-                    for member in self.stages.numbers[stage].clone() {
-                        self.begin(now, member, (Doing::Update, Pass::Update), tell);
-                    }
-                }
-            }
         }
         if self.n_finished == self.members.len() {
             end
         } else {
             f64::INFINITY
         }
+    }
+
+    pub(crate) fn begin(&mut self, tell: &mut Tell<'_>) {
+        for member in 0..self.members.len() {
+            self.start(0.0, member, tell);
+        }
+    }
+
+    /// Backward passes that the first device has made.
+    pub(crate) fn n_through(&self) -> usize {
+        self.states.first().map_or(0, |first| first.backwards)
+    }
+
+    /// Lets the next event happen and returns its moment; none once nothing happens any more.
+    pub(crate) fn proceed(&mut self, tell: &mut Tell<'_>) -> Option<f64> {
+        let Reverse((Moment(now), _, event)) = self.events.pop()?;
+        match event {
+            Event::Part {
+                member,
+                direction,
+                micro,
+            } => {
+                self.parts[direction][member * self.n_micro + micro] += 1;
+                let senders = self.members[member].senders[direction];
+                let come = &mut self.states[member].come[direction];
+                let all = &self.parts[direction][member * self.n_micro..][..self.n_micro];
+                while all.get(*come) == Some(&senders) {
+                    *come += 1;
+                }
+                self.start(now, member, tell);
+            }
+            Event::Done { member } => {
+                self.done(now, member);
+                self.start(now, member, tell);
+            }
+            Event::Reduced { stage } => {
+                for member in self.stages.numbers[stage].clone() {
+                    self.start_pass(now, member, (Doing::Update, Pass::Update), tell);
+                }
+            }
+        }
+        Some(now)
     }
 
     /// What follows from an operation that is made.
@@ -325,7 +349,7 @@ impl Run {
     /// Hands all parts of a micro-batch to the links, one after the other.
     fn send(&mut self, now: f64, member: usize, direction: usize, micro: usize) {
         for part in 0..self.members[member].parts[direction].len() {
-            let (to, seconds) = self.members[member].parts[direction][part];
+            let (to, [seconds, delay]) = self.members[member].parts[direction][part];
             let end = if self.shared {
                 let border = self.members[member].stage.min(self.members[to].stage);
                 let free = &mut self.borders[border];
@@ -341,7 +365,7 @@ impl Run {
             };
             let member = to;
             self.push(
-                end + self.latency,
+                end + delay,
                 Event::Part {
                     member,
                     direction,
@@ -360,22 +384,25 @@ impl Run {
             return;
         }
         let has_come = state.come[0] > state.forwards;
-        let may_go = state.forwards - state.backwards < self.stages.depth[stage];
+        let in_flight = state.forwards - state.backwards;
+        let may_go = !is_last && has_come && in_flight < self.stages.depth[stage];
         let next = if state.backwards == self.n_micro {
             return self.reduce(now, member, tell);
         } else if is_last && has_come {
             (Doing::Both, Pass::Backward)
+        } else if may_go && self.overlaps {
+            (Doing::Forward, Pass::Forward)
         } else if state.come[1] > state.backwards {
             (Doing::Backward, Pass::Backward)
-        } else if !is_last && has_come && may_go {
+        } else if may_go {
             (Doing::Forward, Pass::Forward)
         } else {
             return;
         };
-        self.begin(now, member, next, tell);
+        self.start_pass(now, member, next, tell);
     }
 
-    fn begin(
+    fn start_pass(
         &mut self,
         now: f64,
         member: usize,
@@ -401,7 +428,7 @@ impl Run {
         let stage = self.members[member].stage;
         let group = self.stages.numbers[stage].clone();
         if group.len() == 1 {
-            return self.begin(now, member, (Doing::Update, Pass::Update), tell);
+            return self.start_pass(now, member, (Doing::Update, Pass::Update), tell);
         }
         self.states[member].doing = Doing::Reduce;
         self.waiting[stage] += 1;

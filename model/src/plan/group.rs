@@ -11,7 +11,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::costs::Costs;
-use super::work::{Data, Placement};
+use super::work::{Data, Held, Placement};
 
 /// What one member of a group computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -73,18 +73,14 @@ impl Group {
         most
     }
 
-    /// Bytes that a member takes.
-    pub(crate) fn memory(&self, costs: &Costs<'_>, share: &Share) -> u64 {
+    /// Bytes that a member takes, where the first stage has so many micro-batches in flight.
+    pub(crate) fn memory(&self, costs: &Costs<'_>, share: &Share, of_first: usize) -> u64 {
         let in_group = self.shares.len() > 1;
-        costs.memory(&self.blocks, share.samples, self.in_flight, in_group)
-    }
-
-    /// Whether all members have room and samples enough.
-    pub(crate) fn fits(&self, costs: &Costs<'_>) -> bool {
-        self.shares.iter().all(|share| {
-            share.samples >= costs.least_samples
-                && self.memory(costs, share) <= costs.devices[share.device].memory_bytes
-        })
+        let held = Held {
+            in_flight: self.in_flight,
+            stashed: costs.work.stashed(self.in_flight, of_first),
+        };
+        costs.memory(&self.blocks, share.samples, held, in_group)
     }
 
     /// As deep as memory lets it, up to `rule`; none if it does not fit at all.
@@ -108,10 +104,23 @@ impl Group {
     }
 }
 
+/// Whether all members have room and samples enough.
+pub(crate) fn fit(costs: &Costs<'_>, groups: &[Group]) -> bool {
+    let of_first = groups.first().map_or(0, |first| first.in_flight);
+    let fits = |group: &Group| {
+        group.shares.iter().all(|share| {
+            share.samples >= costs.least_samples
+                && group.memory(costs, share, of_first) <= costs.devices[share.device].memory_bytes
+        })
+    };
+    groups.iter().all(fits)
+}
+
 /// What the links inside a group let through, whatever the bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     n: usize,
+    /// The longest delay between two of its devices.
     latency: f64,
     /// Seconds per byte over its slowest link, and for one device to send all others one.
     slowest: f64,
@@ -120,18 +129,20 @@ pub(crate) struct Pace {
 
 impl Pace {
     pub(crate) fn of(costs: &Costs<'_>, devices: &[usize]) -> Self {
-        let (mut slowest, mut to_all) = (0.0f64, 0.0f64);
+        let (mut slowest, mut to_all, mut latency) = (0.0f64, 0.0f64, 0.0f64);
         for device in devices {
             let others = || devices.iter().filter(|other| *other != device);
             let sends = |other: &usize| costs.links.seconds(*device, *other, 1);
             let receives = |other: &usize| costs.links.seconds(*other, *device, 1);
+            let delays = others().map(|other| costs.links.delay(*device, *other));
+            latency = delays.fold(latency, f64::max);
             slowest = others().map(sends).fold(slowest, f64::max);
             to_all = to_all.max(others().map(sends).sum());
             to_all = to_all.max(others().map(receives).sum());
         }
         Self {
             n: devices.len(),
-            latency: costs.links.latency,
+            latency,
             slowest,
             to_all,
         }
@@ -425,11 +436,10 @@ mod tests {
     #[test]
     fn small_gradients_are_reduced_directly_and_large_ones_around_a_ring() {
         let mut work = work(&[1.0; 1], 4);
-        let (devices, mut links) = even(4);
-        links = Links {
-            latency: 0.5,
-            ..Links::uniform(links.rate.len(), 100.0, 0.0)
-        };
+        let (devices, _) = even(4);
+        let mut links = Links::uniform(4, 100.0, 0.25);
+        // What the slowest delay is, counts.
+        links.latency[1][3] = 0.5;
         work.micro_batch = 4;
         let reduced = |work: &Work| {
             let costs = Costs::new(work, &devices, &links);
@@ -484,8 +494,9 @@ mod tests {
                 });
                 times.fold(0.0, f64::max)
             };
+            let held = Held { in_flight: 2, stashed: 0 };
             let fits = |shares: [usize; 3]| shares.iter().enumerate().all(|(device, samples)| {
-                *samples == 0 || costs.memory(&(0..2), *samples, 2, true) <= memory[device]
+                *samples == 0 || costs.memory(&(0..2), *samples, held, true) <= memory[device]
             });
             let all = (0..=micro_batch).flat_map(|a| (0..=micro_batch - a).map(move |b| [a, b, micro_batch - a - b]));
             let best = all.filter(|shares| fits(*shares)).map(slowest).reduce(f64::min);

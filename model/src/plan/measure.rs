@@ -1,8 +1,9 @@
 //! Measures a profile on this device: each block alone as a stage, with samples that look like data, at a few sizes of
 //! micro-batch: small ones are relatively dear.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
 use tch::Tensor;
 
 use super::profile::{BlockProfile, Profile};
@@ -14,8 +15,9 @@ use crate::random::Stream;
 use crate::stage::{Activation, Input, Stage, StageError, boundary_bytes, kept_bytes};
 
 /// Times every block, forward and backward, with micro-batches of `micro_batch` samples, a half, a quarter and as few as can
-/// be, `repetitions` times each, and takes medians, scaled so that they add up to the time all passes took: a device whose share of a core is
-/// limited stands still now and then, which a median of short passes does not see. Holds the memory of one block at a time.
+/// be, `repetitions` times each. Blocks are told apart by the least time of the processor, which stalls do not touch and to
+/// which what else runs there can only add: a device whose share of a core is limited stands still in some passes and not in
+/// others. All of them are scaled by what passes took on the wall. Holds the memory of one block at a time.
 ///
 /// # Errors
 /// A model that cannot be built or cut at every block; a micro-batch too small for it.
@@ -46,15 +48,13 @@ pub fn measure(
     let batches = batches.collect::<Result<Vec<_>, _>>()?;
     let mut inputs: Vec<Option<Activation>> = sizes.iter().map(|_| None).collect();
     let mut blocks = Vec::with_capacity(output.len());
-    let (mut medians, mut means) = (0.0, 0.0);
+    let mut passed = Passed::default();
     for (block, (output_bytes, kept_bytes)) in output.into_iter().zip(kept).enumerate() {
         let own = block..block + 1;
         let mut stage = Stage::new(config, input_shape, n_classes, 0, own, optimiser.clone())?;
         let mut measured = vec![Passes::default(); sizes.len()];
         for ((passes, input), batch) in measured.iter_mut().zip(&mut inputs).zip(&batches) {
-            *passes = time_passes(&mut stage, batch, input, repetitions.max(1))?;
-            medians += passes.forward + passes.backward + passes.update;
-            means += passes.mean;
+            *passes = time_passes(&mut stage, batch, input, repetitions.max(1), &mut passed)?;
         }
         let curve = |time: fn(&Passes) -> f64| {
             Time::measured(sizes.iter().copied().zip(measured.iter().map(time)))
@@ -70,7 +70,7 @@ pub fn measure(
             kept_bytes,
         });
     }
-    let stalls = if medians > 0.0 { means / medians } else { 1.0 };
+    let stalls = passed.wall.as_secs_f64() / passed.processor.as_secs_f64().max(1e-9);
     for block in &mut blocks {
         block.forward = std::mem::take(&mut block.forward).times(stalls);
         block.backward = std::mem::take(&mut block.backward).times(stalls);
@@ -102,13 +102,40 @@ fn samples(layout: &Layout, n: usize) -> Result<(Batch, Vec<i64>), StageError> {
     Ok((Batch::new(x, Tensor::f_from_slice(&labels)?), labels))
 }
 
-/// Median seconds, and the mean of all together.
+/// Least seconds of the processor.
 #[derive(Clone, Copy, Debug, Default)]
 struct Passes {
     forward: f64,
     backward: f64,
     update: f64,
-    mean: f64,
+}
+
+/// What all passes took.
+#[derive(Debug, Default)]
+struct Passed {
+    wall: Duration,
+    processor: Duration,
+}
+
+/// Both clocks. The processor's counts all threads of this process.
+struct Watch(Instant, Duration);
+
+impl Watch {
+    fn start() -> Result<Self, StageError> {
+        Ok(Self(Instant::now(), processor()?))
+    }
+
+    /// Seconds of the processor since the start.
+    fn seconds(&self, passed: &mut Passed) -> Result<f64, StageError> {
+        let spent = processor()?.saturating_sub(self.1);
+        passed.processor += spent;
+        passed.wall += self.0.elapsed();
+        Ok(spent.as_secs_f64())
+    }
+}
+
+fn processor() -> Result<Duration, StageError> {
+    Ok(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?.into())
 }
 
 /// Times one block, and leaves its output in `input`, for the next one.
@@ -117,53 +144,59 @@ fn time_passes(
     (batch, labels): &(Batch, Vec<i64>),
     input: &mut Option<Activation>,
     repetitions: usize,
+    passed: &mut Passed,
 ) -> Result<Passes, StageError> {
     let mut all: [Vec<f64>; 3] = Default::default();
     let mut output = None;
-    // The first round warms up.
     for round in 0..=repetitions {
         let x = || match &*input {
             None => Input::from(batch),
             Some(activation) => Input::from(activation),
         };
-        let start = Instant::now();
+        // The first round warms up.
+        let mut warming = Passed::default();
+        let passed = if round > 0 {
+            &mut *passed
+        } else {
+            &mut warming
+        };
+        let watch = Watch::start()?;
         let (forward, backward) = if stage.is_last() {
             stage.evaluate(x())?;
-            let forward = start.elapsed();
+            let forward = watch.seconds(passed)?;
+            let watch = Watch::start()?;
             stage.loss(0, 1.0, x(), labels)?;
-            (forward, start.elapsed().saturating_sub(2 * forward))
+            (forward, (watch.seconds(passed)? - forward).max(0.0))
         } else {
             let made = stage.forward(0, 1.0, x())?;
-            let forward = start.elapsed();
+            let forward = watch.seconds(passed)?;
+            let watch = Watch::start()?;
             stage.backward(0, &made)?;
             output = Some(made);
-            (forward, start.elapsed().saturating_sub(forward))
+            (forward, watch.seconds(passed)?)
         };
         // An update of nothing takes as long, and leaves the weights where they are.
         stage.drop_in_flight();
-        let start = Instant::now();
+        let watch = Watch::start()?;
         stage.apply()?;
-        let update = start.elapsed();
+        let update = watch.seconds(passed)?;
         if round > 0 {
             for (all, time) in all.iter_mut().zip([forward, backward, update]) {
-                all.push(time.as_secs_f64());
+                all.push(time);
             }
         }
     }
     *input = output;
-    let mean = all.iter().flatten().sum::<f64>() / repetitions as f64;
-    let [forward, backward, update] = all.map(median);
+    let [forward, backward, update] = all.map(least);
     Ok(Passes {
         forward,
         backward,
         update,
-        mean,
     })
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
+fn least(values: Vec<f64>) -> f64 {
+    values.into_iter().reduce(f64::min).unwrap_or(0.0)
 }
 
 #[cfg(test)]

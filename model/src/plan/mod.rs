@@ -14,8 +14,8 @@
 //! the shortest: of all cuts where an order has at most a thousand, else near it. [`hybrid`] and [`replan`] are Asteroid's (Ye et
 //! al., MobiCom 2024), [`tiers`] is HierTrain's (Liu et al. 2020).
 //!
-//! [`predict`] and [`price`] run the synchronous one-forward-one-backward schedule event by event, with bubbles, transfers,
-//! reductions and memory: one predictor for all pipelines, so that their figures can be compared.
+//! [`predict`] and [`price`] run the one-forward-one-backward schedule event by event, with bubbles, transfers, reductions and
+//! memory; where steps overlap, once it is full, which is for stages of one device alone. It is one predictor for all pipelines, so that their figures can be compared.
 
 mod time;
 mod profile;
@@ -47,4 +47,6 @@ pub use schedule::{Prediction, Span, predict};
 pub use search::{MAX_PERMUTED, Plan, search};
 pub use tiers::{Begins, Tier, TierBaseline, Tiered, tier_baseline, tiers};
 pub use time::{MAX_POINTS, Time};
-pub use work::{Data, Device, Links, MAX_DEVICES, MAX_MICRO_BATCHES, Placement, PlanError, Work};
+pub use work::{
+    Data, Device, Links, MAX_DEVICES, MAX_MICRO_BATCHES, Placement, PlanError, Stashing, Work,
+};

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::costs::Costs;
-use super::work::{Device, Links, Placement, PlanError, Work};
+use super::work::{Device, Held, Links, Placement, PlanError, Work};
 
 /// A cut and what it was made small for.
 #[derive(Clone, Debug)]
@@ -129,7 +129,7 @@ pub(crate) fn best_cut(costs: &Costs<'_>, order: &[usize], aim: Aim) -> Option<C
     best[0] = 0.0;
     let mut from = vec![vec![0; n_blocks + 1]; n_stages];
     for (position, device) in order.iter().enumerate() {
-        let in_flight = costs.work.in_flight(position, n_stages);
+        let held = costs.work.held(position, n_stages);
         let before = position.checked_sub(1).map(|before| order[before]);
         let mut next = vec![f64::INFINITY; n_blocks + 1];
         let last = n_blocks + position + 1 - n_stages;
@@ -150,7 +150,7 @@ pub(crate) fn best_cut(costs: &Costs<'_>, order: &[usize], aim: Aim) -> Option<C
             });
             for end in start + 1..=last {
                 let blocks = start..end;
-                let memory = costs.memory(&blocks, samples, in_flight, false);
+                let memory = costs.memory(&blocks, samples, held, false);
                 if memory > costs.devices[*device].memory_bytes {
                     // More blocks take more, but for the frames at their end.
                     continue;
@@ -189,10 +189,9 @@ pub(crate) fn too_large(costs: &Costs<'_>, order: &[usize]) -> PlanError {
     let (work, n_blocks) = (costs.work, costs.n_blocks());
     let memory = |device: &usize| costs.devices[*device].memory_bytes;
     let largest = order.iter().map(memory).max().unwrap_or(0);
-    let whole = |blocks: Range<usize>, in_flight: usize| {
-        costs.memory(&blocks, work.micro_batch, in_flight, false)
-    };
-    let alone = |block: usize| whole(block..block + 1, 1);
+    let whole =
+        |blocks: Range<usize>, held: Held| costs.memory(&blocks, work.micro_batch, held, false);
+    let alone = |block: usize| whole(block..block + 1, Held::LEAST);
     if let Some(block) = (0..n_blocks).find(|block| alone(*block) > largest) {
         return PlanError::BlockTooLarge {
             block,
@@ -203,12 +202,12 @@ pub(crate) fn too_large(costs: &Costs<'_>, order: &[usize]) -> PlanError {
     }
     let mut block = 0;
     for (position, device) in order.iter().enumerate() {
-        let in_flight = work.in_flight(position, order.len());
-        let fits = |end: &usize| whole(block..*end, in_flight) <= memory(device);
+        let held = work.held(position, order.len());
+        let fits = |end: &usize| whole(block..*end, held) <= memory(device);
         block = (block + 1..=n_blocks).rev().find(fits).unwrap_or(block);
     }
     PlanError::ModelTooLarge {
-        needs: whole(0..n_blocks, 1),
+        needs: whole(0..n_blocks, Held::LEAST),
         available: order.iter().map(memory).fold(0, u64::saturating_add),
         block: block.min(n_blocks.saturating_sub(1)),
     }
@@ -219,6 +218,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::plan::work::Stashing;
     use crate::plan::work::tests::{even, work};
 
     /// All cuts of `n_blocks` blocks for the devices `order`.
@@ -249,10 +249,10 @@ pub(crate) mod tests {
 
     pub(crate) fn fits(work: &Work, devices: &[Device], cut: &[Placement]) -> bool {
         cut.iter().enumerate().all(|(position, placement)| {
-            let in_flight = work.in_flight(position, cut.len());
+            let held = work.held(position, cut.len());
             let links = Links::uniform(devices.len(), 1.0, 0.0);
             let costs = Costs::new(work, devices, &links);
-            costs.memory(&placement.blocks, work.micro_batch, in_flight, false)
+            costs.memory(&placement.blocks, work.micro_batch, held, false)
                 <= devices[placement.device].memory_bytes
         })
     }
@@ -348,8 +348,10 @@ pub(crate) mod tests {
             shared: bool,
             recompute: bool,
             hides_transfers: bool,
+            stashing in 0usize..3,
         ) {
-            let mut work = Work { recompute, hides_transfers, ..work(&seconds, 4) };
+            let stashing = [Stashing::None, Stashing::Own, Stashing::VerticalSync][stashing];
+            let mut work = Work { recompute, hides_transfers, stashing, ..work(&seconds, 4) };
             for (block, bytes) in work.profile.blocks.iter_mut().zip(&bytes) {
                 block.output_bytes = *bytes / 20;
             }
@@ -359,7 +361,7 @@ pub(crate) mod tests {
                 ..Device::default()
             }).collect();
             let rate = rates.chunks(3).map(<[f64]>::to_vec).collect();
-            let links = Links { rate, latency: 0.0, shared };
+            let links = Links { rate, latency: vec![vec![0.0; 3]; 3], shared };
             let order = [0, 2, 1];
             let cuts = every_cut(seconds.len(), &order);
             let value = |cut: &Vec<Placement>| slowest(&work, &devices, &links, cut);

@@ -29,12 +29,16 @@ fn one() -> usize {
 }
 
 impl Problem {
-    /// Refuses figures that cannot be. A link that is missing has a rate of 0.
+    /// Refuses figures that cannot be, and steps that overlap: no planner of whole problems knows them. A link that is missing
+    /// has a rate of 0.
     ///
     /// # Errors
     /// What cannot be, by device where it is one's.
     pub fn check(&self) -> Result<(), PlanError> {
         self.work.check(&self.devices, &self.links)?;
+        if self.work.overlaps() {
+            return Err(PlanError::Overlapping);
+        }
         if let Data::At(device) = self.data
             && device >= self.devices.len()
         {
@@ -69,7 +73,11 @@ impl Problem {
         };
         without.devices.remove(device);
         without.links.rate.remove(device);
-        for row in &mut without.links.rate {
+        if !without.links.latency.is_empty() {
+            without.links.latency.remove(device);
+        }
+        let Links { rate, latency, .. } = &mut without.links;
+        for row in rate.iter_mut().chain(latency) {
             row.remove(device);
         }
         Some(without)

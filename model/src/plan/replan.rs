@@ -226,9 +226,8 @@ fn best_cut(
                 let n_micro = costs.work.n_micro;
                 let mut tail = part.tail;
                 if let Some(behind) = behind {
-                    let (latency, shared) = (costs.links.latency, costs.links.shared);
-                    let seconds = transfer(costs, group, behind);
-                    tail = tail.behind_transfer(n_micro, seconds, latency, shared);
+                    let transfer = transfer(costs, group, behind);
+                    tail = tail.behind_transfer(n_micro, transfer, costs.links.shared);
                 }
                 let reduce = reduce_and_update(costs, group);
                 let passes = group.seconds(costs);

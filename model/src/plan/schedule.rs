@@ -1,4 +1,7 @@
 //! What a plan promises: the schedule of a step, predicted event by event, with bubbles, transfers and memory.
+//!
+//! Where steps overlap, a step is what the full pipeline takes per micro-batch: the time of the slowest stage or link, or of the
+//! way there and back shared by those in flight.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,10 +10,14 @@ use super::events::{Pass, Run};
 use super::group::{Group, Reduction};
 use super::work::{Data, Device, Links, Placement, PlanError, Work};
 
+/// Micro-batches per stage that fill an asynchronous pipeline, and then are timed; and the least of them.
+const TIMED: usize = 4;
+const LEAST_TIMED: usize = 8;
+
 /// What a plan promises. Figures per device are in the order of the stages, and in a stage in that of its samples.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
-    /// Seconds of a step, from its first forward pass to the last update.
+    /// Seconds of a step, from its first forward pass to the last update; where steps overlap, from update to update.
     pub step_seconds: f64,
     /// Samples per second.
     pub samples_per_second: f64,
@@ -95,17 +102,30 @@ pub(crate) fn check(costs: &Costs<'_>, groups: &[Group]) -> Result<(), PlanError
 /// A step of groups that are known to be sound.
 pub(crate) fn run(costs: &Costs<'_>, groups: &[Group]) -> Prediction {
     let mut busy = vec![0.0; groups.iter().map(|group| group.shares.len()).sum()];
-    let end =
-        Run::new(costs, groups, costs.work.n_micro).finish(&mut |number, (pass, ..), seconds| {
+    let end = if costs.work.overlaps() {
+        let all = groups.iter().flat_map(|group| {
+            let own = group.shares.iter();
+            own.map(|share| costs.seconds(share.device, &group.blocks, share.samples))
+        });
+        for (busy, seconds) in busy.iter_mut().zip(all) {
+            *busy = seconds.into_iter().sum();
+        }
+        full(costs, groups)
+    } else {
+        let run = Run::new(costs, groups, costs.work.n_micro);
+        run.finish(&mut |number, (pass, ..), seconds| {
             if pass != Pass::Reduce {
                 busy[number] += seconds;
             }
-        });
+        })
+    };
+    let of_first = groups.first().map_or(0, |first| first.in_flight);
     let samples = (costs.work.n_micro * costs.work.micro_batch) as f64;
     let is_real = end > 0.0 && end.is_finite();
     let share = |seconds: f64| if is_real { seconds / end } else { 0.0 };
     let memory = |group: &Group| {
-        let own = group.shares.iter().map(|share| group.memory(costs, share));
+        let own = group.shares.iter();
+        let own = own.map(|share| group.memory(costs, share, of_first));
         own.collect::<Vec<_>>()
     };
     Prediction {
@@ -117,9 +137,33 @@ pub(crate) fn run(costs: &Costs<'_>, groups: &[Group]) -> Prediction {
     }
 }
 
-/// Seconds of a step of `n_micro` micro-batches; without end where a link is missing.
+/// Seconds of a step of `n_micro` micro-batches, or of any where steps overlap; without end where a link is missing.
 pub(crate) fn seconds(costs: &Costs<'_>, groups: &[Group], n_micro: usize) -> f64 {
-    Run::new(costs, groups, n_micro).finish(&mut |_, _, _| ())
+    if costs.work.overlaps() {
+        full(costs, groups)
+    } else {
+        Run::new(costs, groups, n_micro).finish(&mut |_, _, _| ())
+    }
+}
+
+/// Seconds per micro-batch of a full pipeline whose steps overlap.
+fn full(costs: &Costs<'_>, groups: &[Group]) -> f64 {
+    let n = LEAST_TIMED.max(TIMED * groups.len());
+    // It is still full when the last one that is timed comes back.
+    let behind = groups.first().map_or(0, |first| first.in_flight);
+    let mut run = Run::new(costs, groups, 2 * n + behind);
+    run.begin(&mut |_, _, _| ());
+    let mut half = None;
+    while let Some(now) = run.proceed(&mut |_, _, _| ()) {
+        let made = run.n_through();
+        if made == n {
+            half.get_or_insert(now);
+        }
+        if made == 2 * n {
+            return (now - half.unwrap_or(0.0)) / n as f64;
+        }
+    }
+    f64::INFINITY
 }
 
 /// What each device of these groups does when, in a step.
@@ -180,6 +224,7 @@ mod tests {
     use super::*;
     use crate::plan::events::overlaps;
     use crate::plan::group::Share;
+    use crate::plan::work::Stashing;
     use crate::plan::work::tests::{even, work};
 
     fn place(cuts: &[usize]) -> Vec<Placement> {
@@ -266,6 +311,70 @@ mod tests {
         };
         let hidden = (step(220) - step(20)) / 200.0;
         assert!((hidden - 8.0).abs() < 0.1, "{hidden}");
+    }
+
+    #[test]
+    fn the_way_counts_for_each_link_by_itself() {
+        // One micro-batch: forward, way, both passes of the last stage, way back, backward.
+        let work = work(&[1.0; 2], 1);
+        let (devices, mut links) = even(2);
+        let step = |links: &Links| {
+            predict(&work, &devices, links, &place(&[0, 1, 2]))
+                .unwrap()
+                .step_seconds
+        };
+        let near = step(&links);
+        links.latency = vec![vec![0.0, 0.5], vec![0.25, 0.0]];
+        assert!((step(&links) - near - 0.75).abs() < 1e-6);
+    }
+
+    #[test]
+    fn where_steps_overlap_a_step_takes_what_the_slowest_stage_takes() {
+        let asynchronous = |seconds: &[f64]| Work {
+            stashing: Stashing::Own,
+            ..work(seconds, 1)
+        };
+        // Three stages of 3, 6 and 3 s per micro-batch, with an update of a quarter each.
+        let mut work = asynchronous(&[1.0, 2.0, 1.0]);
+        for block in &mut work.profile.blocks {
+            block.update = 0.25;
+        }
+        let (mut devices, links) = even(3);
+        let got = predict(&work, &devices, &links, &place(&[0, 1, 2, 3])).unwrap();
+        assert!((got.step_seconds - 6.25).abs() < 1e-6, "{got:?}");
+        assert!((got.busy[1] - 1.0).abs() < 1e-6 && (got.busy[0] - 3.25 / 6.25).abs() < 1e-6);
+        assert!((got.samples_per_second - 1.0 / 6.25).abs() < 1e-6);
+        let synchronous = Work {
+            stashing: Stashing::None,
+            ..work.clone()
+        };
+        let flushed = predict(&synchronous, &devices, &links, &place(&[0, 1, 2, 3])).unwrap();
+        assert!(flushed.step_seconds > 12.0, "{flushed:?}");
+        devices[2].capacity = 3.0;
+        let got = predict(&work, &devices, &links, &place(&[0, 1, 2, 3])).unwrap();
+        assert!((got.step_seconds - 9.75).abs() < 1e-6, "{got:?}");
+        let alone = predict(&work, &even(1).0, &even(1).1, &place(&[0, 3])).unwrap();
+        assert!((alone.step_seconds - 12.75).abs() < 1e-6, "{alone:?}");
+    }
+
+    #[test]
+    fn links_set_the_pace_of_steps_that_overlap_or_the_way_there_and_back_does() {
+        // 8 bytes per border at 1 byte per second: 8 s per message, 3 s per stage.
+        let mut work = Work {
+            stashing: Stashing::Own,
+            ..work(&[1.0; 2], 1)
+        };
+        let (devices, mut links) = even(2);
+        links.rate = vec![vec![1.0; 2]; 2];
+        let step = |work: &Work| {
+            let got = predict(work, &devices, &links, &place(&[0, 1, 2]));
+            got.unwrap().step_seconds
+        };
+        // Two in flight share a way there and back of 1 + 8 + 3 + 8 + 2 s.
+        assert!((step(&work) - 11.0).abs() < 1e-6, "{}", step(&work));
+        // Three hide all but the link itself.
+        work.hides_transfers = true;
+        assert!((step(&work) - 8.0).abs() < 0.1, "{}", step(&work));
     }
 
     #[test]

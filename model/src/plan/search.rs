@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::costs::Costs;
-use super::group::Group;
+use super::group::{Group, fit};
 use super::partition::{Aim, Cut, best_cut, too_large};
 use super::schedule::{Prediction, run, seconds};
 use super::work::{Device, Links, Placement, PlanError, Work};
@@ -227,9 +227,7 @@ fn fits(costs: &Costs<'_>, placements: &[Placement]) -> bool {
     placements
         .iter()
         .all(|placement| !placement.blocks.is_empty())
-        && Group::alone(costs, placements)
-            .iter()
-            .all(|group| group.fits(costs))
+        && fit(costs, &Group::alone(costs, placements))
 }
 
 fn step_seconds(costs: &Costs<'_>, placements: &[Placement]) -> f64 {

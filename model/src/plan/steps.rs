@@ -14,6 +14,13 @@ use super::costs::Costs;
 use super::events::overlaps;
 use super::group::{Group, raw};
 
+/// What takes a micro-batch from a stage to the next, and its gradient back: how long links are busy, and the delay after that.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Transfer {
+    pub(crate) seconds: [f64; 2],
+    pub(crate) delay: [f64; 2],
+}
+
 /// A pipeline from some stage to its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Tail {
@@ -53,24 +60,20 @@ impl Tail {
         }
     }
 
-    /// With a transfer before it, of so many seconds there and back, and a delay each.
-    pub(crate) fn behind_transfer(
-        self,
-        n_micro: usize,
-        transfer: [f64; 2],
-        latency: f64,
-        shared: bool,
-    ) -> Self {
-        let [there, back] = transfer;
+    /// With a transfer before it.
+    pub(crate) fn behind_transfer(self, n_micro: usize, transfer: Transfer, shared: bool) -> Self {
+        let Transfer { seconds, delay } = transfer;
+        let [there, back] = seconds;
+        let both = there + back + delay[0] + delay[1];
         let pace = if shared {
             there + back
         } else {
             there.max(back)
         };
         Self {
-            latency: (n_micro as f64 * pace).max(there + back + 2.0 * latency + self.latency),
-            reduce: self.reduce - back - latency,
-            way: there + back + 2.0 * latency + self.way,
+            latency: (n_micro as f64 * pace).max(both + self.latency),
+            reduce: self.reduce - back - delay[1],
+            way: both + self.way,
         }
     }
 
@@ -102,29 +105,33 @@ pub(crate) fn reduce_and_update(costs: &Costs<'_>, group: &Group) -> f64 {
 
 /// Seconds that a micro-batch takes from one group to the next, and its gradient back: those of whoever sends or receives
 /// longest.
-pub(crate) fn transfer(costs: &Costs<'_>, from: &Group, to: &Group) -> [f64; 2] {
+pub(crate) fn transfer(costs: &Costs<'_>, from: &Group, to: &Group) -> Transfer {
+    let mut delay = [0.0f64; 2];
     let mut senders = vec![[0.0; 2]; from.shares.len()];
     let mut receivers = vec![[0.0; 2]; to.shares.len()];
     for (sender, receiver, samples) in overlaps(from, to) {
         let (a, b) = (from.shares[sender].device, to.shares[receiver].device);
         let bytes = costs.bytes_into(to.blocks.start, samples);
-        let there = costs.links.seconds(a, b, bytes);
-        let back = costs.links.seconds(b, a, bytes);
+        let [there, delay_there] = costs.links.message(a, b, bytes);
+        let [back, delay_back] = costs.links.message(b, a, bytes);
+        delay = [delay[0].max(delay_there), delay[1].max(delay_back)];
         for (sum, seconds) in [0, 1].into_iter().zip([there, back]) {
             senders[sender][sum] += seconds;
             receivers[receiver][sum] += seconds;
         }
     }
-    let all = senders.iter().chain(&receivers);
-    if costs.links.shared {
+    let seconds = if costs.links.shared {
         // One message at a time.
-        return senders
+        senders
             .iter()
-            .fold([0.0; 2], |sum, own| [sum[0] + own[0], sum[1] + own[1]]);
-    }
-    all.fold([0.0f64; 2], |most, own| {
-        [most[0].max(own[0]), most[1].max(own[1])]
-    })
+            .fold([0.0; 2], |sum, own| [sum[0] + own[0], sum[1] + own[1]])
+    } else {
+        let all = senders.iter().chain(&receivers);
+        all.fold([0.0f64; 2], |most, own| {
+            [most[0].max(own[0]), most[1].max(own[1])]
+        })
+    };
+    Transfer { seconds, delay }
 }
 
 /// Seconds of a step of these groups, in closed form.
@@ -134,7 +141,7 @@ pub(crate) fn estimate(costs: &Costs<'_>, groups: &[Group]) -> f64 {
     for (position, group) in groups.iter().enumerate().rev() {
         if let Some(next) = groups.get(position + 1) {
             let transfer = transfer(costs, group, next);
-            tail = tail.behind_transfer(n_micro, transfer, costs.links.latency, costs.links.shared);
+            tail = tail.behind_transfer(n_micro, transfer, costs.links.shared);
         }
         let reduce = reduce_and_update(costs, group);
         tail = tail.behind_stage(n_micro, group.seconds(costs), reduce, group.in_flight);
@@ -160,7 +167,7 @@ pub(crate) fn bound(costs: &Costs<'_>, groups: &[Group]) -> f64 {
             most = most.max(n_micro * (forward + backward) + reduction + update);
         }
         if let Some(next) = groups.get(position + 1) {
-            let [there, back] = transfer(costs, group, next);
+            let [there, back] = transfer(costs, group, next).seconds;
             let pace = if costs.links.shared {
                 there + back
             } else {
@@ -212,7 +219,8 @@ mod tests {
             let mut steps = Vec::new();
             for (position, (forward, backward, reduce, there, back)) in stages.iter().enumerate().rev() {
                 if position + 1 < stages.len() {
-                    tail = tail.behind_transfer(n_micro, [*there, *back], 0.0, true);
+                    let seconds = [*there, *back];
+                    tail = tail.behind_transfer(n_micro, Transfer { seconds, ..Transfer::default() }, true);
                     steps.insert(0, ([*there, *back], 0.0));
                 }
                 tail = tail.behind_stage(n_micro, [*forward, *backward], *reduce, n_micro);

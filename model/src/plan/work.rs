@@ -63,6 +63,9 @@ pub enum PlanError {
         "no plan does without the links that are missing: give a rate above 0 between more of the devices"
     )]
     Unlinked,
+    /// Groups, tiers and re-planning are for synchronous steps.
+    #[error("steps that overlap are planned for one device per stage alone")]
+    Overlapping,
     /// Every block fits somewhere, but not all of them together.
     #[error(
         "the model needs {needs} bytes with its micro-batches in flight, the devices have {available} together, and no cut fits: block {block} is the first that does not"
@@ -92,8 +95,41 @@ pub struct Work {
     /// n - i (i from 0).
     #[serde(default)]
     pub hides_transfers: bool,
+    /// Whether steps overlap, and then which versions of the weights stages keep.
+    #[serde(default)]
+    pub stashing: Stashing,
     /// What the blocks cost, on the device that all capacities are relative to.
     pub profile: Profile,
+}
+
+/// Versions of the weights that an asynchronous schedule keeps. A step is then one micro-batch, with an update of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stashing {
+    /// The schedule is synchronous: all use the newest.
+    #[default]
+    None,
+    /// As many as the stage has micro-batches in flight.
+    Own,
+    /// As many as the first stage has.
+    VerticalSync,
+}
+
+/// What a stage holds at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// Micro-batches in flight.
+    pub(crate) in_flight: usize,
+    /// Copies of the weights beside those of the state.
+    pub(crate) stashed: usize,
+}
+
+impl Held {
+    /// The least that any stage holds.
+    pub(crate) const LEAST: Self = Self {
+        in_flight: 1,
+        stashed: 0,
+    };
 }
 
 /// A device that may get blocks.
@@ -135,9 +171,9 @@ fn is_unlimited(memory_bytes: &u64) -> bool {
 pub struct Links {
     /// Bytes per second from each device (row) to each other; the diagonal is not looked at. 0 where there is no link.
     pub rate: Vec<Vec<f64>>,
-    /// Seconds from the end of sending to the end of receiving.
+    /// Seconds from the end of sending to the end of receiving, from each device to each other; empty if no message takes any.
     #[serde(default)]
-    pub latency: f64,
+    pub latency: Vec<Vec<f64>>,
     /// Whether both directions of a link share its rate, as on a radio channel.
     #[serde(default)]
     pub shared: bool,
@@ -148,9 +184,19 @@ impl Links {
     pub fn uniform(n: usize, rate: f64, latency: f64) -> Self {
         Self {
             rate: vec![vec![rate; n]; n],
-            latency,
+            latency: vec![vec![latency; n]; n],
             shared: false,
         }
+    }
+
+    /// Seconds from the end of sending to the end of receiving.
+    pub(crate) fn delay(&self, from: usize, to: usize) -> f64 {
+        self.latency.get(from).map_or(0.0, |row| row[to])
+    }
+
+    /// Seconds that a message of `bytes` keeps the link from one device to another busy, and until it is there after that.
+    pub(crate) fn message(&self, from: usize, to: usize, bytes: u64) -> [f64; 2] {
+        [self.seconds(from, to, bytes), self.delay(from, to)]
     }
 
     /// Seconds that `bytes` take from one device to another, without latency; without end where there is no link.
@@ -215,7 +261,8 @@ impl Work {
         if !(1..=MAX_DEVICES).contains(&devices.len()) {
             return refuse(devices.len(), "there are no devices, or more than 1024");
         }
-        let is_rate = |rate: &f64| *rate >= 0.0 && rate.is_finite();
+        // Of rates and of delays.
+        let is_figure = |figure: &f64| *figure >= 0.0 && figure.is_finite();
         for (number, device) in devices.iter().enumerate() {
             if !(device.capacity > 0.0 && device.capacity.is_finite()) {
                 return refuse(number, "its capacity is not above 0");
@@ -238,7 +285,7 @@ impl Work {
             let fit = row
                 .iter()
                 .enumerate()
-                .all(|(to, rate)| to == number || is_rate(rate));
+                .all(|(to, rate)| to == number || is_figure(rate));
             if !fit {
                 return refuse(
                     number,
@@ -246,11 +293,21 @@ impl Work {
                 );
             }
         }
-        if links.latency >= 0.0 && links.latency.is_finite() {
-            Ok(())
-        } else {
-            refuse(0, "the latency of the links is below 0")
+        if !links.latency.is_empty() {
+            for number in 0..devices.len() {
+                let delays = links.latency.get(number);
+                let delays = delays.filter(|row| row.len() == devices.len());
+                if delays.is_none_or(|row| !row.iter().all(is_figure)) {
+                    return refuse(number, "the latency of one of its links is below 0 or none");
+                }
+            }
         }
+        Ok(())
+    }
+
+    /// Whether a step begins before the one before it is over.
+    pub(crate) fn overlaps(&self) -> bool {
+        self.stashing != Stashing::None
     }
 
     /// Micro-batches that stage `position` of `n_stages` has in flight at most.
@@ -261,7 +318,31 @@ impl Work {
         } else {
             behind
         };
-        depth.clamp(1, self.n_micro)
+        if self.overlaps() {
+            depth
+        } else {
+            depth.clamp(1, self.n_micro)
+        }
+    }
+
+    /// Versions of the weights that a stage holds beside those of its state, by the micro-batches that it has in flight, and the
+    /// first stage. The memory of the version that was dropped last is kept for the next.
+    pub(crate) fn stashed(&self, in_flight: usize, of_first: usize) -> usize {
+        match self.stashing {
+            Stashing::None => 0,
+            Stashing::Own => in_flight,
+            Stashing::VerticalSync => of_first,
+        }
+    }
+
+    /// What stage `position` of `n_stages` holds at most.
+    pub(crate) fn held(&self, position: usize, n_stages: usize) -> Held {
+        let in_flight = self.in_flight(position, n_stages);
+        let of_first = self.in_flight(0, n_stages);
+        Held {
+            in_flight,
+            stashed: self.stashed(in_flight, of_first),
+        }
     }
 }
 
@@ -291,6 +372,7 @@ pub(crate) mod tests {
             n_micro,
             recompute: false,
             hides_transfers: false,
+            stashing: Stashing::None,
         }
     }
 
@@ -327,6 +409,14 @@ pub(crate) mod tests {
         assert!(message(&devices, &dead).contains("device 1: the rate"));
         dead.rate.pop();
         assert!(message(&devices, &dead).contains("device 1: the links"));
+        let mut late = links.clone();
+        late.latency[1][0] = -1.0;
+        assert!(message(&devices, &late).contains("device 1: the latency"));
+        late.latency.pop();
+        assert!(message(&devices, &late).contains("device 1: the latency"));
+        late.latency.clear();
+        assert_eq!(work.check(&devices, &late), Ok(()));
+        assert_eq!(late.message(0, 1, 0), [0.0; 2]);
         assert!(message(&[], &links).contains("no devices"));
         let mut own = devices.clone();
         own[0].times = Some(vec![BlockTimes::default()]);

@@ -41,11 +41,21 @@ pub enum ActivationError {
 }
 
 /// A tensor of f32 whose first dimension is the samples of a micro-batch.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Activation {
     shape: Vec<i64>,
     bytes: Vec<u8>,
+    /// Where the values begin: before them is, or comes, the head of a frame.
+    start: usize,
 }
+
+impl PartialEq for Activation {
+    fn eq(&self, other: &Self) -> bool {
+        self.shape == other.shape && self.bytes() == other.bytes()
+    }
+}
+
+impl Eq for Activation {}
 
 impl Activation {
     /// Takes `bytes`, little-endian f32, as they are. The shape includes the batch: `[B, …]`.
@@ -53,6 +63,19 @@ impl Activation {
     /// # Errors
     /// A shape that is none, or another length than the shape's.
     pub fn new(shape: Vec<i64>, bytes: Vec<u8>) -> Result<Self, ActivationError> {
+        Self::in_frame(shape, bytes, 0)
+    }
+
+    /// As [`Activation::new`], of a frame whose values begin at byte `start`; nothing is copied.
+    ///
+    /// # Errors
+    /// As [`Activation::new`].
+    pub fn in_frame(
+        shape: Vec<i64>,
+        bytes: Vec<u8>,
+        start: usize,
+    ) -> Result<Self, ActivationError> {
+        let got = bytes.len().checked_sub(start);
         let sides_fit = (1..=MAX_DIMENSIONS).contains(&shape.len());
         let expected = shape.iter().try_fold(4usize, |bytes, side| {
             let side = usize::try_from(*side).ok().filter(|side| *side > 0)?;
@@ -60,12 +83,16 @@ impl Activation {
         });
         match expected.filter(|_| sides_fit) {
             None => Err(ActivationError::Shape { shape }),
-            Some(expected) if expected != bytes.len() => Err(ActivationError::Length {
+            Some(expected) if Some(expected) != got => Err(ActivationError::Length {
                 shape,
                 expected,
-                got: bytes.len(),
+                got: got.unwrap_or(0),
             }),
-            Some(_) => Ok(Self { shape, bytes }),
+            Some(_) => Ok(Self {
+                shape,
+                bytes,
+                start,
+            }),
         }
     }
 
@@ -103,12 +130,21 @@ impl Activation {
 
     /// The values as little-endian f32: a frame's body.
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes
+        &self.bytes[self.start..]
     }
 
     /// Appends [`Activation::bytes`] to a frame.
     pub fn write_to(&self, frame: &mut Vec<u8>) {
-        frame.extend_from_slice(&self.bytes);
+        frame.extend_from_slice(self.bytes());
+    }
+
+    /// A frame of `head` and the values. Nothing is copied but the head where room for it was left in front of the values.
+    pub fn into_frame(mut self, head: &[u8]) -> Vec<u8> {
+        if self.start == head.len() {
+            self.bytes[..self.start].copy_from_slice(head);
+            return self.bytes;
+        }
+        [head, self.bytes()].concat()
     }
 
     /// Gives the buffer back, to be filled by the next frame.
@@ -118,7 +154,7 @@ impl Activation {
 
     /// A copy of the values.
     pub fn values(&self) -> Vec<f32> {
-        read_values(&self.bytes)
+        read_values(self.bytes())
     }
 
     /// Refuses values that are not finite. Stages do so with all they are given; it costs one pass over memory.
@@ -126,7 +162,7 @@ impl Activation {
     /// # Errors
     /// The first such value.
     pub fn check_finite(&self) -> Result<(), ActivationError> {
-        let words = self.bytes.as_chunks::<4>().0;
+        let words = self.bytes().as_chunks::<4>().0;
         let is_finite = |word: &[u8; 4]| u32::from_le_bytes(*word) & 0x7f80_0000 != 0x7f80_0000;
         // Whole parts without a branch per value.
         for (number, part) in words.chunks(4096).enumerate() {
@@ -141,18 +177,24 @@ impl Activation {
 
     /// A copy of a tensor's values.
     pub(crate) fn of(tensor: &Tensor) -> Result<Self, TchError> {
-        let n = tensor.numel();
-        let mut bytes = vec![0; 4 * n];
-        tensor.f_copy_data_u8(&mut bytes, n)?;
+        Self::put(tensor, Vec::new(), 0)
+    }
+
+    /// A copy of a tensor's values in `memory`, behind `start` bytes.
+    pub(crate) fn put(tensor: &Tensor, memory: Vec<u8>, start: usize) -> Result<Self, TchError> {
+        let (n, mut bytes) = (tensor.numel(), memory);
+        bytes.resize(start + 4 * n, 0);
+        tensor.f_copy_data_u8(&mut bytes[start..], n)?;
         Ok(Self {
             shape: tensor.size(),
             bytes,
+            start,
         })
     }
 
     /// A tensor with a copy of the values.
     pub(crate) fn tensor(&self) -> Result<Tensor, TchError> {
-        Tensor::f_from_data_size(&self.bytes, &self.shape, Kind::Float)
+        Tensor::f_from_data_size(self.bytes(), &self.shape, Kind::Float)
     }
 }
 
@@ -177,6 +219,26 @@ mod tests {
         assert_eq!(read.tensor().unwrap(), tensor);
         assert_eq!(read.n_samples(), 3);
         assert_eq!(read.into_bytes(), frame);
+    }
+
+    #[test]
+    fn a_frame_is_read_and_made_where_it_lies() {
+        let tensor = Tensor::from_slice(&[1.0f32, 2.0]).view([1, 2]);
+        let memory = vec![7; 100];
+        let at = memory.as_ptr();
+        let activation = Activation::put(&tensor, memory, 3).unwrap();
+        assert_eq!(activation, Activation::of(&tensor).unwrap());
+        let frame = activation.clone().into_frame(b"abcd");
+        assert_eq!(frame[..4], *b"abcd");
+        assert_eq!(frame[4..], *activation.bytes());
+        let frame = activation.into_frame(b"abc");
+        assert_eq!((frame.as_ptr(), frame.len()), (at, 11));
+        let read = Activation::in_frame(vec![1, 2], frame, 3).unwrap();
+        assert_eq!(read.tensor().unwrap(), tensor);
+        let memory = read.into_bytes();
+        assert_eq!(memory.as_ptr(), at);
+        assert!(Activation::in_frame(vec![1, 2], vec![0; 11], 4).is_err());
+        assert!(Activation::in_frame(vec![1, 2], vec![0; 11], 12).is_err());
     }
 
     #[test]

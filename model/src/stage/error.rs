@@ -22,6 +22,9 @@ pub enum StageError {
     /// The state is not one of this block.
     #[error(transparent)]
     State(#[from] StateError),
+    /// The processor's time cannot be read, so blocks cannot be timed.
+    #[error("cannot read how much time of the processor was used: {0}")]
+    Clock(#[from] nix::Error),
     /// No or unknown blocks.
     #[error("blocks {start}..{end} of a model of {n_blocks} blocks make no stage")]
     Blocks {
@@ -92,13 +95,13 @@ pub enum StageError {
     #[error("micro-batch {micro} is in flight already")]
     InFlightAlready {
         /// Number of the micro-batch.
-        micro: u32,
+        micro: u64,
     },
     /// No forward pass of this micro-batch is kept.
     #[error("micro-batch {micro} is not in flight")]
     NotInFlight {
         /// Number of the micro-batch.
-        micro: u32,
+        micro: u64,
     },
     /// It cannot be done while micro-batches are in flight.
     #[error("{n} micro-batches are in flight: finish or drop them first")]

@@ -20,6 +20,7 @@ pub mod delta;
 mod error;
 mod shape;
 mod chain;
+mod passes;
 mod synchronous;
 mod stash;
 

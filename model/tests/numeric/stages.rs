@@ -436,6 +436,56 @@ fn shapes_behind_blocks_are_those_that_come_out() {
 }
 
 #[test]
+fn what_a_stage_makes_lies_in_the_memory_that_it_was_lent() {
+    let case = case(ModelConfig::Cnn {});
+    let batch = case.data.batch(&[0, 1]);
+    let new = |blocks| {
+        let (config, shape) = (&case.config, case.shape);
+        Stage::new(config, shape, case.n_classes, SEED, blocks, sgd()).unwrap()
+    };
+    let (mut first, mut last) = (new(0..2), new(2..4));
+    let plain = first.forward(0, 0.5, &batch).unwrap();
+    let gradient = last
+        .loss(0, 0.5, &plain, &[1, 2])
+        .unwrap()
+        .gradient
+        .unwrap();
+    for recompute in [false, true] {
+        let (mut first, mut last) = (new(0..2), new(2..4));
+        first.set_recompute(recompute);
+        let lent = |stage: &mut Stage| {
+            let memory = vec![7; 80 + plain.bytes().len()];
+            let at = memory.as_ptr();
+            stage.lend(memory, 72);
+            at
+        };
+        let at = lent(&mut first);
+        let output = first.forward(0, 0.5, &batch).unwrap();
+        assert_eq!(output, plain);
+        let frame = output.into_frame(&[1; 72]);
+        assert_eq!(
+            (frame.as_ptr(), frame.len()),
+            (at, 72 + plain.bytes().len())
+        );
+        let input = Activation::in_frame(plain.shape().to_vec(), frame, 72).unwrap();
+        let at = lent(&mut last);
+        let made = last
+            .loss(0, 0.5, &input, &[1, 2])
+            .unwrap()
+            .gradient
+            .unwrap();
+        assert_eq!(made, gradient);
+        let memory = made.into_bytes();
+        assert_eq!(memory.as_ptr(), at);
+        assert_eq!(
+            first.forward(1, 0.5, &batch).unwrap(),
+            plain,
+            "memory is lent once"
+        );
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_refused_and_changes_nothing() {
     let case = case(ModelConfig::Cnn {});
     let batch = case.data.batch(&[0, 1]);

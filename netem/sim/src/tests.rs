@@ -384,6 +384,28 @@ fn a_throttled_peer_has_its_new_share_within_five_seconds() {
     assert!((after - 17.5).abs() < 5.0, "{shares:?}");
 }
 
+/// A network falls apart for about as long as silence is borne, and connections outlive it: each side hears late what the other has long
+/// given up. There are fewer peers than the job needed to begin.
+#[test]
+fn a_kill_and_a_short_partition_never_keep_the_rest_from_closing() {
+    for seed in 0..60u32 {
+        let nodes = (0..4).map(|n| node(n, 0.5, 100)).collect();
+        let job = format!("{JOB}[stop]\nseconds = 14\n");
+        let mut of = scenario(nodes, &job, 80, seed.into());
+        let apart = 5.0 + f64::from(seed % 7);
+        of.events = vec![
+            at(4.0, Action::Kill(vec![3])),
+            at(apart, Action::Partition(vec![vec![(seed % 3) as usize]])),
+            at(apart + 2.7 + f64::from(seed % 20) / 20.0, Action::Heal),
+        ];
+        let record = finish(&of);
+        for rank in 0..3 {
+            let closed = count(&record, rank, "closed");
+            assert_eq!(closed, 1, "seed {seed}, node {rank}");
+        }
+    }
+}
+
 /// Looks see the mean of the weights, which jump to and fro at a high rate; training itself does not notice.
 #[test]
 fn averaged_weights_do_better_and_training_goes_on_as_without_them() {

@@ -1,6 +1,6 @@
 //! Numbers and tables as people read them.
 
-use crate::control::{JobStatus, PeerStatus, Phase, PlanStatus, Status};
+use crate::control::{JobStatus, LinkKnown, PeerStatus, Phase, PlanStatus, Status};
 
 /// `12.3 MB`, in powers of ten as network and disk makers count.
 pub(super) fn bytes(n: u64) -> String {
@@ -248,6 +248,7 @@ pub(super) fn plan(name: &str, plan: &PlanStatus) -> String {
         plan.samples_per_s,
         table(&rows)
     );
+    text += &planned_links(plan);
     let standby: Vec<String> = plan.standby.iter().map(|peer| peer.0.short()).collect();
     if !standby.is_empty() {
         text += &format!(
@@ -256,6 +257,30 @@ pub(super) fn plan(name: &str, plan: &PlanStatus) -> String {
         );
     }
     text
+}
+
+/// What a plan reckons with between its stages.
+fn planned_links(plan: &PlanStatus) -> String {
+    if plan.links.is_empty() {
+        return String::new();
+    }
+    let mut rows = vec![row(["LINK", "TO", "MBIT/S", "WAY", "KNOWN"])];
+    rows.extend(plan.links.iter().map(|link| {
+        let known = match link.known {
+            LinkKnown::Measured => "measured",
+            LinkKnown::AtLeast => "at least; never full",
+            LinkKnown::OtherWay => "as measured the other way",
+            LinkKnown::Assumed => "assumed; not measured yet",
+        };
+        vec![
+            link.from.0.short(),
+            link.to.0.short(),
+            format!("{:.1}", link.bytes_per_s * 8e-6),
+            format!("{:.1} ms", link.latency_s * 1e3),
+            known.into(),
+        ]
+    }));
+    format!("\n{}", table(&rows))
 }
 
 /// The stages of a pipeline, and what the loss of a peer would cost.
@@ -300,6 +325,7 @@ fn stages(job: &JobStatus) -> String {
         job.view,
         table(&rows)
     );
+    text += &job.plan.as_ref().map(planned_links).unwrap_or_default();
     if let Some(recovery) = &job.recovery {
         text += &format!(
             "\nrecovery point: step {}; at most {} steps would be made again; every block is held by {} peers or more; copies here: {}",

@@ -17,6 +17,8 @@ pub struct PlanStatus {
     pub samples_per_s: f64,
     /// First stage to last.
     pub stages: Vec<PlannedStage>,
+    /// Between neighbouring stages, there and back: what the plan reckons with.
+    pub links: Vec<PlannedLink>,
     /// Peers that are ready and get no stage: they would slow the others down, and keep copies.
     pub standby: Vec<Hex<PeerId>>,
     /// Peers connected to the one that planned.
@@ -36,6 +38,35 @@ pub struct PlannedStage {
     pub busy_frac: f64,
     /// Bytes that it needs at most, the copies of neighbours included.
     pub memory_bytes: u64,
+}
+
+/// A link between two stages of a cut, one direction.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlannedLink {
+    /// From this peer.
+    pub from: Hex<PeerId>,
+    /// To this one.
+    pub to: Hex<PeerId>,
+    /// Bytes per second.
+    pub bytes_per_s: f64,
+    /// Seconds of a message beside its bytes.
+    pub latency_s: f64,
+    /// How that is known.
+    pub known: LinkKnown,
+}
+
+/// How it is known what a link carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LinkKnown {
+    /// By transfers that it limited.
+    Measured,
+    /// Transfers reached that much without being limited by it.
+    AtLeast,
+    /// From the other direction.
+    OtherWay,
+    /// Nothing is known: 100 Mbit/s.
+    Assumed,
 }
 
 /// One stage of a pipeline.

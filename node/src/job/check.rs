@@ -90,7 +90,11 @@ fn pipeline(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
     let most = job.train.batch.min(MAX_MICRO_BATCHES);
     let is_pipeline = job.strategy.kind == Kind::Pipeline;
     let is_tied = matches!(job.model, ModelConfig::Gpt { tied: true, .. });
-    let rules: [(bool, &str, &dyn std::fmt::Display, &str); 5] = [
+    let is_async = pipeline.is_asynchronous();
+    let micro_batches = pipeline.n_micro();
+    let given = pipeline.micro_batches.unwrap_or(micro_batches);
+    let only_async = "leave it out, or write schedule = \"async\": in the others all stages have the same weights";
+    let rules: [(bool, &str, &dyn std::fmt::Display, &str); 11] = [
         (
             !is_pipeline || !is_tied,
             "model.tied",
@@ -98,11 +102,46 @@ fn pipeline(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
             "write tied = false: in a pipeline the embeddings and the head may lie on different peers",
         ),
         (
-            (1..=MAX_MICRO_BATCHES).contains(&pipeline.micro_batches)
-                && (!is_pipeline || pipeline.micro_batches <= most),
+            !is_async || pipeline.micro_batches.is_none(),
             "strategy.pipeline.micro_batches",
-            &pipeline.micro_batches,
+            &given,
+            "leave it out: with schedule = \"async\" the samples of a step go through the stages at once",
+        ),
+        (
+            (1..=MAX_MICRO_BATCHES).contains(&given) && (!is_pipeline || micro_batches <= most),
+            "strategy.pipeline.micro_batches",
+            &given,
             "write 1 to 256, and at most the samples of a step (train.batch), such as 8",
+        ),
+        (
+            is_async || pipeline.vertical_sync.is_none(),
+            "strategy.pipeline.vertical_sync",
+            &pipeline.vertical_sync.unwrap_or_default(),
+            only_async,
+        ),
+        (
+            is_async || pipeline.aggregate_every.is_none(),
+            "strategy.pipeline.aggregate_every",
+            &pipeline.aggregate_every.unwrap_or_default(),
+            only_async,
+        ),
+        (
+            pipeline.aggregate_every != Some(0),
+            "strategy.pipeline.aggregate_every",
+            &0,
+            "write the steps between two means, 1 or more, such as 5, or leave it out for none",
+        ),
+        (
+            is_async || pipeline.hide_transfers.is_none(),
+            "strategy.pipeline.hide_transfers",
+            &pipeline.hide_transfers.unwrap_or_default(),
+            "leave it out: \"1f1b\" hides transfers, \"gpipe\" does not",
+        ),
+        (
+            is_async || pipeline.scale_rate.is_none(),
+            "strategy.pipeline.scale_rate",
+            &pipeline.scale_rate.unwrap_or_default(),
+            only_async,
         ),
         (
             pipeline.copies <= 16,

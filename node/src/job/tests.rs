@@ -99,7 +99,7 @@ fn a_pipeline_can_be_set_and_has_its_documented_defaults() {
     let pipeline = job.strategy.pipeline;
     assert_eq!(pipeline, Pipeline::default());
     assert_eq!(
-        (pipeline.micro_batches, pipeline.copies, pipeline.copy_every),
+        (pipeline.n_micro(), pipeline.copies, pipeline.copy_every),
         (8, 2, None)
     );
     let job = JobFile::parse(&format!(
@@ -114,6 +114,20 @@ fn a_pipeline_can_be_set_and_has_its_documented_defaults() {
     assert_eq!(
         (pipeline.copies, pipeline.copy_every, pipeline.recompute),
         (1, Some(50), true)
+    );
+    let job = JobFile::parse(&format!(
+        "{SMALLEST}[strategy]\nkind = 'pipeline'\n[strategy.pipeline]\nschedule = 'async'\nvertical_sync = true\n\
+         aggregate_every = 5\nhide_transfers = true\nscale_rate = false\n"
+    ));
+    let pipeline = job.unwrap().strategy.pipeline;
+    assert_eq!(
+        (pipeline.schedule, pipeline.n_micro()),
+        (Schedule::Asynchronous, 1)
+    );
+    assert!(pipeline.syncs_versions() && pipeline.hides_transfers());
+    assert_eq!(
+        (pipeline.aggregate_every, pipeline.scale_rate),
+        (Some(5), Some(false))
     );
 }
 
@@ -143,6 +157,30 @@ fn what_a_pipeline_cannot_do_is_refused() {
         "1 or more",
     );
     pipeline("copy = 1", "strategy.pipeline.copy", "copy_every");
+    for key in [
+        "vertical_sync = false",
+        "aggregate_every = 5",
+        "scale_rate = true",
+    ] {
+        let name = key.split(' ').next().unwrap();
+        let path = format!("strategy.pipeline.{name}");
+        pipeline(key, &path, "leave it out, or write schedule = \"async\"");
+    }
+    pipeline(
+        "hide_transfers = true",
+        "strategy.pipeline.hide_transfers",
+        "1f1b",
+    );
+    pipeline(
+        "schedule = 'async'\nmicro_batches = 4",
+        "strategy.pipeline.micro_batches",
+        "at once",
+    );
+    pipeline(
+        "schedule = 'async'\naggregate_every = 0",
+        "strategy.pipeline.aggregate_every",
+        "1 or more",
+    );
     check(
         "[model]\nkind = 'cnn'\n[stop]\nsteps = 5\n[strategy]\nkind = 'pipeline'\n[data]\nsplit = { kind = 'iid', shards = 2 }<<\n",
         "data.split",

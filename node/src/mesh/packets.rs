@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use skein_gossip::exchange;
 use skein_gossip::ids::JobId;
 use skein_gossip::pipeline::frame;
+use skein_gossip::transfer::probe;
 use tokio::sync::{mpsc, watch};
 
 use crate::net;
@@ -16,6 +17,10 @@ pub(super) async fn route(
     routes: watch::Receiver<BTreeMap<JobId, Packets>>,
 ) {
     while let Some(packet) = updates.recv().await {
+        if probe::is_one(&packet.body) {
+            // That it came is all that it was for.
+            continue;
+        }
         let job = match job_of(&packet.body) {
             Ok(job) => job,
             Err(reason) => {

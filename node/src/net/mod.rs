@@ -15,6 +15,7 @@ mod peers;
 mod error;
 mod dialer;
 mod doubles;
+mod buffers;
 mod frames;
 mod paced;
 mod greeting;
@@ -35,11 +36,14 @@ use std::time::{Duration, Instant};
 
 use futures::io::AsyncWriteExt;
 use skein_gossip::ids::PeerId;
+use skein_gossip::transfer::capacity::Capacity;
+use skein_gossip::transfer::probe;
 use skein_gossip::wire::frame::FrameKind;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 pub use self::address::AddressError;
+pub use self::buffers::Buffers;
 pub use self::dialer::Via;
 pub use self::error::{NetError, PublishError, RequestError, SendError};
 pub use self::identity::{Identity, MeshKey, draw_instance, verify};
@@ -206,6 +210,7 @@ pub struct Net {
     local: PeerId,
     commands: mpsc::Sender<Command>,
     lanes: contacts::Lanes,
+    buffers: Buffers,
 }
 
 /// Starts listening, announcing and dialling. Returns once this peer can be reached.
@@ -222,11 +227,13 @@ pub async fn start(config: Config) -> Result<Started, NetError> {
         local,
         commands: commands.clone(),
         lanes: Arc::clone(&lanes),
+        buffers: Buffers::default(),
     };
     let outlets = session::Outlets {
         events,
         updates,
         commands,
+        buffers: net.buffers.clone(),
     };
     driver::start(config, lanes, outlets, commands_out).await?;
     Ok(Started {
@@ -240,6 +247,34 @@ impl Net {
     /// This peer.
     pub fn local(&self) -> PeerId {
         self.local
+    }
+
+    /// Memory for update frames: those that are received lie in it, and what was sent goes back there.
+    pub fn buffers(&self) -> &Buffers {
+        &self.buffers
+    }
+
+    /// What the link to `peer` carries, as far as transfers to it have shown; none where nothing was sent or it is not connected.
+    pub fn capacity(&self, peer: PeerId) -> Option<Capacity> {
+        self.queues(peer)?.pace.capacity()
+    }
+
+    /// Sends a frame of [`probe::BYTES`], which the receiver drops, and waits at most `patience` until it has arrived: the link's
+    /// capacity is known then, or a bound of it.
+    pub async fn probe(&self, to: PeerId, patience: Duration) -> Option<Capacity> {
+        let pace = self.queues(to)?.pace;
+        let before = pace.arrived_bytes();
+        let mut body = self.buffers.take(probe::BYTES);
+        probe::write(&mut body);
+        self.send_patiently(to, Lane::Update, body).await.ok()?;
+        // What has not arrived by then may still be a bound.
+        let _ = timeout(patience, pace.arrives(before, probe::BYTES as u64)).await;
+        pace.capacity()
+    }
+
+    fn queues(&self, peer: PeerId) -> Option<session::Queues> {
+        let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
+        lanes.get(&peer).cloned()
     }
 
     /// Queues a frame for `to`. Delivered at most once, in order as long as the lane's stream holds.
@@ -316,13 +351,7 @@ impl Net {
 
     async fn ask(&self, peer: PeerId, body: Vec<u8>) -> Result<Vec<u8>, RequestError> {
         let not_connected = RequestError::NotConnected { peer };
-        let queues = self
-            .lanes
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&peer)
-            .cloned();
-        let Some(queues) = queues else {
+        let Some(queues) = self.queues(peer) else {
             return Err(not_connected);
         };
         // Never closed, so this only waits.
@@ -342,7 +371,8 @@ impl Net {
             .map_err(|error| broken(error.to_string()))?;
         queues.traffic.count(None, peers::Way::Out, body.len());
         let kind = FrameKind::Response;
-        let response = paced::read(&mut stream, kind, kind.bound())
+        // Whoever asks keeps the response: there is no memory to come back.
+        let response = paced::read(&mut stream, kind, kind.bound(), &Buffers::default())
             .await
             .map_err(|error| broken(error.to_string()))?
             .ok_or(RequestError::Refused { peer })?;

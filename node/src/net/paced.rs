@@ -2,24 +2,34 @@
 //! to a peer is one number for all streams to it, see [`skein_gossip::transfer::window`].
 //!
 //! On the wire a frame looks as any other. The receiver writes one byte back, of value zero, for every [`QUANTUM`] bytes of
-//! the body that it read, and for what is left at its end.
+//! the body that it read, and for what is left at its end: at once where it has to wait for more, else for a whole
+//! [`TOGETHER`] in one write, since each write is a packet that both ends encrypt, carry and wake up for.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use futures::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use skein_gossip::time::Tick;
+use skein_gossip::transfer::capacity::Capacity;
 use skein_gossip::transfer::window::{Class, Piece, QUANTUM, Window};
 use skein_gossip::wire::frame::{FrameKind, Header};
 use tokio::sync::{Mutex as Turn, Notify};
 use tokio::time::timeout;
 
+use super::buffers::Buffers;
 use super::frames::{ReadError, STEP, header_of};
 
 /// Acknowledgements taken at once.
-const ACKS: usize = 64;
+const ACKS: usize = 256;
+/// How often it is looked whether something has arrived, at least.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// While more is there to be read, so much is acknowledged in one go: as much as the longest piece has.
+const TOGETHER: usize = 64 << 10;
+/// The multiplexer writes no longer frames: what goes with a header in one write is copied once more, and no more than this need be.
+const FIRST_WRITE: usize = 16 << 10;
 
 /// The window of a peer, shared by the streams to it.
 #[derive(Clone, Debug)]
@@ -49,6 +59,28 @@ impl Default for Pace {
 impl Pace {
     fn now(&self) -> Tick {
         Tick(self.0.began.elapsed().as_micros() as u64)
+    }
+
+    /// What the link to the peer carries, as far as transfers have shown.
+    pub(super) fn capacity(&self) -> Option<Capacity> {
+        self.window().capacity()
+    }
+
+    /// Bytes of frames that have arrived at the peer.
+    pub(super) fn arrived_bytes(&self) -> u64 {
+        self.window().arrived_bytes()
+    }
+
+    /// Waits until `bytes` more than `before` have arrived.
+    pub(super) async fn arrives(&self, before: u64, bytes: u64) {
+        loop {
+            let moved = self.0.moved.notified();
+            if self.arrived_bytes() >= before + bytes {
+                return;
+            }
+            // A notice that came between the two lines is not waited for in vain.
+            let _ = timeout(LOOK_AGAIN, moved).await;
+        }
     }
 
     fn window(&self) -> MutexGuard<'_, Window> {
@@ -135,13 +167,17 @@ impl<W: AsyncWrite + Unpin, R: AsyncRead + Unpin> Sender<W, R> {
             let part = &body[sent..sent + piece.bytes()];
             sent += part.len();
             self.on_way.push_back((part.len().div_ceil(QUANTUM), piece));
-            if part.len() == sent {
+            let rest = if part.len() == sent {
                 // One write: it is one frame of the multiplexer then, and mostly one packet.
-                let first = [&header[..], part].concat();
-                self.stream.write_all(&first).await?;
+                let (first, rest) = part.split_at(part.len().min(FIRST_WRITE - header.len()));
+                self.stream
+                    .write_all(&[&header[..], first].concat())
+                    .await?;
+                rest
             } else {
-                self.stream.write_all(part).await?;
-            }
+                part
+            };
+            self.stream.write_all(rest).await?;
         }
         self.stream.flush().await
     }
@@ -160,6 +196,8 @@ impl<W: AsyncWrite + Unpin, R: AsyncRead + Unpin> Sender<W, R> {
             if n_read == 0 {
                 return Ok(io::ErrorKind::ConnectionReset.into());
             }
+            // What is confirmed in one go arrived at one time, as far as is known.
+            let now = self.pace.now();
             for _ in 0..n_read {
                 let Some((wanted, _)) = self.on_way.front_mut() else {
                     return Err(io::Error::new(
@@ -168,11 +206,10 @@ impl<W: AsyncWrite + Unpin, R: AsyncRead + Unpin> Sender<W, R> {
                     ));
                 };
                 *wanted -= 1;
-                if *wanted == 0 {
-                    let now = self.pace.now();
-                    if let Some((_, piece)) = self.on_way.pop_front() {
-                        self.pace.window().arrived(piece, now);
-                    }
+                if *wanted == 0
+                    && let Some((_, piece)) = self.on_way.pop_front()
+                {
+                    self.pace.window().arrived(piece, now);
                 }
             }
             self.pace.0.moved.notify_waiters();
@@ -199,38 +236,63 @@ impl<W, R> Drop for Sender<W, R> {
     }
 }
 
-/// Reads one frame of `kind` with at most `bound` bytes and says what arrived; `None` if the stream ended before it.
+/// Reads one frame of `kind` with at most `bound` bytes into memory of `buffers`, and says what arrived; `None` if the stream ended
+/// before it.
 pub(super) async fn read<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     kind: FrameKind,
     bound: u32,
+    buffers: &Buffers,
 ) -> Result<Option<Vec<u8>>, ReadError> {
     let Some(header) = header_of(stream, kind, bound).await? else {
         return Ok(None);
     };
     let length = header.length as usize;
-    let mut body = Vec::new();
+    let mut body = buffers.find(length).unwrap_or_else(|| {
+        buffers.count_allocated(length);
+        Vec::new()
+    });
+    body.truncate(length);
+    let mut verifier = header.verifier();
     let (mut have, mut said) = (0, 0);
     while have < length {
         if have == body.len() {
             // Doubling keeps the number of copies small; the peer has sent half of what is set aside.
             body.resize((have + have.max(STEP)).min(length), 0);
         }
-        let n_read = stream.read(&mut body[have..]).await?;
+        let n_read = match stream.read(&mut body[have..]).now_or_never() {
+            Some(n_read) => n_read?,
+            None => {
+                confirm(stream, &mut said, have / QUANTUM).await?;
+                stream.read(&mut body[have..]).await?
+            }
+        };
         if n_read == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
+        verifier.add(&body[have..have + n_read]);
         have += n_read;
-        let due = if have == length {
-            have.div_ceil(QUANTUM)
-        } else {
-            have / QUANTUM
-        };
-        stream.write_all(&vec![0; due - said]).await?;
-        said = due;
+        if have == length {
+            confirm(stream, &mut said, have.div_ceil(QUANTUM)).await?;
+        } else if have / QUANTUM - said >= TOGETHER / QUANTUM {
+            confirm(stream, &mut said, have / QUANTUM).await?;
+        }
     }
-    header.verify(&body)?;
+    verifier.finish()?;
     Ok(Some(body))
+}
+
+/// Says that `due` quanta have arrived, of which `said` were confirmed before.
+async fn confirm<S: AsyncWrite + Unpin>(
+    stream: &mut S,
+    said: &mut usize,
+    due: usize,
+) -> io::Result<()> {
+    if due > *said {
+        stream.write_all(&vec![0; due - *said]).await?;
+        *said = due;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -286,7 +348,13 @@ mod tests {
             let mut sent = Cursor::new(Vec::new());
             block_on(frames::write(&mut sent, FrameKind::Update, &body)).unwrap();
             let mut stream = Both(Cursor::new(sent.into_inner()), Vec::new());
-            let read = block_on(read(&mut stream, FrameKind::Update, u32::MAX)).unwrap();
+            let read = block_on(read(
+                &mut stream,
+                FrameKind::Update,
+                u32::MAX,
+                &Buffers::default(),
+            ))
+            .unwrap();
             assert_eq!(read, Some(body));
             assert_eq!(stream.1, vec![0; length.div_ceil(QUANTUM)]);
         }
@@ -300,7 +368,12 @@ mod tests {
         bytes.pop();
         let mut stream = Both(Cursor::new(bytes), Vec::new());
         assert!(matches!(
-            block_on(read(&mut stream, FrameKind::Update, 100)),
+            block_on(read(
+                &mut stream,
+                FrameKind::Update,
+                100,
+                &Buffers::default()
+            )),
             Err(ReadError::Io(_))
         ));
     }
@@ -330,7 +403,7 @@ mod tests {
                 Class::Copy,
             );
             let written = timeout(
-                std::time::Duration::from_secs(20),
+                Duration::from_secs(20),
                 sender.write(FrameKind::Response, &[1; 3 * QUANTUM]),
             );
             written.await.unwrap().unwrap();

@@ -16,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use super::buffers::Buffers;
 use super::frames::{self, ReadError};
 use super::greeting::Instance;
 use super::paced::{self, Pace};
@@ -63,6 +64,7 @@ pub(super) struct Queues {
     /// One permit per own request under way.
     pub(super) requests: Arc<Semaphore>,
     pub(super) traffic: Arc<Traffic>,
+    pub(super) pace: Pace,
 }
 
 /// Where a session passes things on.
@@ -71,6 +73,8 @@ pub(super) struct Outlets {
     pub(super) events: mpsc::Sender<Event>,
     pub(super) updates: mpsc::Sender<Inbound>,
     pub(super) commands: mpsc::Sender<Command>,
+    /// Memory of update frames, both ways.
+    pub(super) buffers: Buffers,
 }
 
 /// See the module's header.
@@ -114,6 +118,7 @@ impl Session {
                 commands: outlets.commands.clone(),
                 traffic: Arc::clone(&traffic),
                 pace: pace.clone(),
+                buffers: outlets.buffers.clone(),
             };
             tokio::spawn(writer.run(queue))
         };
@@ -127,6 +132,7 @@ impl Session {
             update,
             requests,
             traffic: Arc::clone(&traffic),
+            pace: pace.clone(),
         };
         let session = Self {
             instance,
@@ -224,6 +230,7 @@ struct Writer {
     commands: mpsc::Sender<Command>,
     traffic: Arc<Traffic>,
     pace: Pace,
+    buffers: Buffers,
 }
 
 impl Writer {
@@ -305,6 +312,7 @@ impl Writer {
             };
             sender.write(self.lane.kind(), &body).await?;
             self.traffic.count(Some(self.lane), Way::Out, body.len());
+            self.buffers.give(body);
         }
     }
 }
@@ -326,7 +334,9 @@ impl Reader {
         loop {
             let body = match self.lane {
                 Lane::Control => frames::read(&mut stream, kind, kind.bound()).await,
-                Lane::Update => paced::read(&mut stream, kind, kind.bound()).await,
+                Lane::Update => {
+                    paced::read(&mut stream, kind, kind.bound(), &self.outlets.buffers).await
+                }
             };
             match body {
                 Ok(Some(body)) => {
@@ -348,22 +358,19 @@ impl Reader {
     async fn pass_on(&self, body: Vec<u8>) -> bool {
         let from = self.peer;
         match self.lane {
-            Lane::Control => self
-                .outlets
-                .events
-                .send(Event::Message { from, body })
-                .await
-                .is_ok(),
-            Lane::Update => self
-                .outlets
-                .updates
-                .send(Inbound {
+            Lane::Control => {
+                let message = Event::Message { from, body };
+                self.outlets.events.send(message).await.is_ok()
+            }
+            Lane::Update => {
+                let arrived = Instant::now();
+                let inbound = Inbound {
                     from,
-                    arrived: Instant::now(),
+                    arrived,
                     body,
-                })
-                .await
-                .is_ok(),
+                };
+                self.outlets.updates.send(inbound).await.is_ok()
+            }
         }
     }
 }
@@ -377,11 +384,8 @@ async fn serve(
     permit: OwnedSemaphorePermit,
 ) -> Result<(), ReadError> {
     let kind = FrameKind::Request;
-    let arrives = timeout(
-        REQUEST_ARRIVES,
-        frames::read(&mut stream, kind, kind.bound()),
-    )
-    .await;
+    let read = frames::read(&mut stream, kind, kind.bound());
+    let arrives = timeout(REQUEST_ARRIVES, read).await;
     let Some(body) = arrives.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? else {
         return Ok(());
     };

@@ -491,6 +491,56 @@ async fn a_slow_taker_of_updates_holds_up_nothing_else() {
 }
 
 #[tokio::test]
+async fn large_frames_are_built_and_received_in_memory_that_is_used_again() {
+    let mut one = Node::new(&[]).await;
+    let mut two = Node::new(&[&one]).await;
+    one.connected(two.id()).await;
+    two.connected(one.id()).await;
+    for round in 0..100 {
+        let mut body = two.net.buffers().take(300_000);
+        body.clear();
+        body.resize(300_000, round);
+        let sent = two.net.send_patiently(one.id(), Lane::Update, body);
+        sent.await.unwrap();
+        let frame = timeout(DEADLINE, one.updates.recv())
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(frame.body.len() == 300_000 && frame.body.iter().all(|byte| *byte == round));
+        one.net.buffers().give(frame.body);
+    }
+    // The lane may still hold the last frame when the next one is built.
+    let allocated = [&one, &two].map(|node| node.net.buffers().n_allocated());
+    assert!(
+        allocated.iter().all(|n| (1..=3).contains(n)),
+        "{allocated:?}"
+    );
+}
+
+#[tokio::test]
+async fn one_frame_shows_what_a_link_carries() {
+    let mut one = Node::new(&[]).await;
+    let mut two = Node::new(&[&one]).await;
+    one.connected(two.id()).await;
+    two.connected(one.id()).await;
+    assert_eq!(two.net.capacity(one.id()), None);
+    let capacity = two.net.probe(one.id(), DEADLINE).await.unwrap();
+    assert!(capacity.bytes_per_s > 0.0 && capacity.round_trip > Duration::ZERO);
+    let frame = timeout(DEADLINE, one.updates.recv())
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(probe::is_one(&frame.body));
+    assert!(two.net.capacity(one.id()).is_some());
+    assert_eq!(
+        one.net.capacity(two.id()),
+        None,
+        "the other direction is another link"
+    );
+    assert_eq!(two.net.capacity(PeerId([3; 32])), None);
+}
+
+#[tokio::test]
 async fn a_program_that_takes_no_events_makes_its_peers_wait() {
     let mut one = Node::new(&[]).await;
     let mut two = Node::new(&[&one]).await;

@@ -83,6 +83,8 @@ pub enum Entry<'a> {
         view: u64,
         /// The line it goes on from.
         from_step: u64,
+        /// Seconds of a step that the plan promises.
+        step_s: Option<f64>,
         /// First stage to last.
         stages: Vec<Cut>,
     },
@@ -185,6 +187,8 @@ pub enum Entry<'a> {
         /// Samples of this side of a partition that do not go into the model.
         lost_samples: u64,
     },
+    /// A host of the pipeline fell out, and all restart from their disks.
+    Restarting {},
     /// A checkpoint was written.
     Checkpoint {
         /// Its step.
@@ -227,6 +231,8 @@ pub struct Cut {
     pub first: u16,
     /// One past its last block.
     pub end: u16,
+    /// What its host takes by what it had measured before the job, as far as known then.
+    pub slowdown: f32,
 }
 
 /// What one link carries.

@@ -65,11 +65,7 @@ pub(super) fn state(driver: &mut Driver, request: StateRequest, reply: oneshot::
             });
         }
         StateRequest::Weights { digest, .. } => {
-            let kept = driver
-                .kept
-                .as_ref()
-                .filter(|(kept, _)| *kept == digest)
-                .map(|(_, snapshot)| snapshot.clone());
+            let kept = driver.weights(digest).cloned();
             let (blobs, path, file) = (
                 driver.context.blobs.clone(),
                 driver.context.folder.model(),

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::copies::Holding;
+use super::super::links::{self, LinkRate};
 use super::super::message::{Beat, MAX_MEMBERS, Profile, Standing, View};
-use super::{Agreement, Heard, Output};
+use super::{Agreement, Cutting, Heard, Output};
 use crate::ids::PeerId;
 use crate::view::Stamp;
 
@@ -13,6 +14,8 @@ use crate::view::Stamp;
 const TELL_AGAIN: Duration = Duration::from_millis(300);
 /// The steward is told the own profile again so often: the message may have been lost.
 const PROFILE_AGAIN: Duration = Duration::from_secs(5);
+/// The least time between two profiles that differ in the rates of links alone.
+const RATES_AGAIN: Duration = Duration::from_secs(1);
 
 impl Agreement {
     pub(super) fn on_connected(&mut self, peer: PeerId) {
@@ -78,6 +81,22 @@ impl Agreement {
         self.own.profile = Some(profile);
     }
 
+    /// All are told a profile with these rates where they are news.
+    pub(super) fn set_rates(&mut self, mut rates: Vec<LinkRate>) {
+        rates.truncate(MAX_MEMBERS);
+        let Some(profile) = &self.own.profile else {
+            return;
+        };
+        if self.now >= self.next_rates && links::is_news(&profile.rates, &rates) {
+            self.next_rates = self.now + RATES_AGAIN;
+            let profile = Profile {
+                rates,
+                ..Profile::clone(profile)
+            };
+            self.set_profile(profile);
+        }
+    }
+
     pub(super) fn on_beat(&mut self, peer: PeerId, beat: Arc<Beat>) {
         if peer == self.me || !beat.is_sound() {
             return;
@@ -109,6 +128,9 @@ impl Agreement {
             told_view: None,
             is_old: false,
         });
+        if self.config.cutting == Cutting::Restart && beat.standing == Standing::Preparing {
+            heard.profile = None;
+        }
         (heard.beat, heard.holding, heard.is_old) = (beat, holding, false);
         self.tell_view(peer, stamp);
     }

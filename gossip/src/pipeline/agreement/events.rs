@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::super::copies::Held;
+use super::super::links::LinkRate;
 use super::super::message::{Beat, Judged, Profile, View};
 use super::super::plan::{Blocks, Plan};
 use crate::ids::{Digest, PeerId};
@@ -34,8 +35,10 @@ pub enum Input {
     },
     /// This peer cannot take part.
     Unable(String),
-    /// The profile was measured again.
-    Profiled(Profile),
+    /// The blocks were timed again: what they take by what was profiled; see [`Beat::slowdown`].
+    Slowdown(f32),
+    /// What the links to other peers carry, as measured by now.
+    Rates(Vec<LinkRate>),
     /// The own stage made a step.
     Stepped {
         /// Steps made.
@@ -83,6 +86,9 @@ pub enum Output {
     /// [`Config::is_exact`](super::Config::is_exact)), drop copies of steps beyond the view's line and let
     /// fetches under way fail, unless its `after` is set.
     Halt(Arc<View>),
+    /// Stop what is under way, forget all copies in memory, measure the device again and read the copies on disk; then report
+    /// `Prepared`.
+    Restart,
     /// There is a new view, which begins at a line to come: the one before goes on until then.
     Until(Arc<View>),
     /// All blocks of the own stage are held at the view's line, and all hosts beside it are connected: load them, then report

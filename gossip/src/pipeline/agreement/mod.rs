@@ -12,6 +12,7 @@ mod events;
 mod lead;
 mod lines;
 mod place;
+mod restart;
 mod wants;
 
 pub use events::{Candidate, Input, Output, Planned, Planner, Want};
@@ -60,6 +61,8 @@ pub enum Cutting {
     Static,
     /// Never: the neighbour of a host that falls out takes its blocks (ResPipe, a baseline).
     Absorb,
+    /// When a host falls out all restart: they measure themselves anew, and go on from the checkpoint on disk (a baseline).
+    Restart,
 }
 
 /// Beats of a pipeline: a host that dies without closing its connection is missed within a second. Two lost segments in a row
@@ -141,11 +144,13 @@ pub struct Agreement {
     view: Option<Arc<View>>,
     /// The view before, where it goes on until the line at which `view` begins.
     previous: Option<Arc<View>>,
+    /// The view that was given up for a restart.
+    restarted: Option<Stamp>,
     switching: Option<Stamp>,
     fed: Option<Stamp>,
     lead: Lead,
-    /// When cuts changed of late while all hosts lived.
-    recuts: Vec<Tick>,
+    /// When new cuts turned out to be slower than they had promised.
+    broken_promises: Vec<Tick>,
     wants: Wants,
     safe: u64,
     safe_before: u64,
@@ -158,6 +163,8 @@ pub struct Agreement {
     outputs: VecDeque<Output>,
     next_beat: Tick,
     next_profile: Tick,
+    /// When rates of links may be told again.
+    next_rates: Tick,
     is_news: bool,
     planner: Box<dyn Planner>,
 }
@@ -195,10 +202,11 @@ impl Agreement {
             own,
             view: None,
             previous: None,
+            restarted: None,
             switching: None,
             fed: None,
             lead: Lead::default(),
-            recuts: Vec::new(),
+            broken_promises: Vec::new(),
             wants: Wants::default(),
             safe: 0,
             safe_before: 0,
@@ -211,6 +219,7 @@ impl Agreement {
             outputs: VecDeque::new(),
             next_beat: now,
             next_profile: now,
+            next_rates: now,
             is_news: true,
             planner,
         }
@@ -241,6 +250,9 @@ impl Agreement {
             } => {
                 self.own.has_data = has_data;
                 self.own.holding = Holding::from_runs(&held, self.config.n_blocks);
+                if let Some(view) = self.view.clone() {
+                    self.forget_undone(&view);
+                }
                 self.own.standing = Standing::Ready;
                 self.set_profile(profile);
                 self.is_news = true;
@@ -249,23 +261,19 @@ impl Agreement {
                 self.own.standing = Standing::Unable(cut(reason));
                 self.is_news = true;
             }
-            Input::Profiled(profile) => {
-                self.own.slowdown = 1.0;
-                self.set_profile(profile);
-            }
+            Input::Slowdown(slowdown) => self.own.slowdown = believed(slowdown),
+            Input::Rates(rates) => self.set_rates(rates),
             Input::Stepped {
                 step,
                 slowdown,
                 contribution,
             } => {
                 self.own.step = step;
-                self.own.slowdown = if slowdown.is_finite() {
-                    slowdown.clamp(1e-3, 1e6)
-                } else {
-                    1.0
-                };
+                self.own.slowdown = believed(slowdown);
                 self.own.contribution = contribution;
             }
+            // Made or fetched before a restart.
+            Input::Copied { .. } if self.own.standing == Standing::Preparing => {}
             Input::Copied { step, blocks } => {
                 self.own
                     .holding
@@ -318,6 +326,7 @@ impl Agreement {
     /// Everything that follows from what is known now.
     fn settle(&mut self) {
         self.miss_hosts();
+        self.restart();
         self.lead();
         self.count_copies();
         self.take_place();
@@ -398,6 +407,15 @@ impl Agreement {
     /// The job's last step, once it is known.
     pub fn last_step(&self) -> Option<u64> {
         self.own.last_step
+    }
+}
+
+/// A slowdown, or none where it cannot be.
+fn believed(slowdown: f32) -> f32 {
+    if slowdown.is_finite() {
+        slowdown.clamp(1e-3, 1e6)
+    } else {
+        1.0
     }
 }
 

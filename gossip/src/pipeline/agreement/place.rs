@@ -17,6 +17,7 @@ impl Agreement {
             return;
         }
         self.count_setback(&view);
+        let candidates = self.candidates();
         let before = self.view.replace(Arc::clone(&view));
         let before = before.filter(|before| view.after == Some(before.stamp));
         let must_go_on = before
@@ -26,16 +27,11 @@ impl Agreement {
         let goes_on = self.previous.is_some();
         self.own.in_place = false;
         self.own.is_broken = must_go_on && (self.own.is_broken || !goes_on);
-        if view.after.is_some() {
-            self.remember_recut();
-        }
         if view.after.is_none() {
             self.safe = self.safe.min(view.from);
             self.safe_before = self.safe_before.min(view.from);
             self.forgotten = self.forgotten.min(view.from);
-            if !self.config.is_exact {
-                self.own.holding.retain(|step, _| step <= view.from);
-            }
+            self.forget_undone(&view);
         }
         for host in view.plan.hosts() {
             if host != self.me && !self.heard.contains_key(&host) {
@@ -45,6 +41,7 @@ impl Agreement {
         self.switching = None;
         self.chose_last = false;
         self.lead.adopted(self.now);
+        self.expect_of(&view, &candidates);
         self.paused = None;
         self.is_news = true;
         self.outputs.push_back(if goes_on {
@@ -52,6 +49,13 @@ impl Agreement {
         } else {
             Output::Halt(view)
         });
+    }
+
+    /// Where a step made again is another one, copies beyond the line that `view` goes back to are of no use any more.
+    pub(super) fn forget_undone(&mut self, view: &View) {
+        if !self.config.is_exact && view.after.is_none() {
+            self.own.holding.retain(|step, _| step <= view.from);
+        }
     }
 
     fn count_setback(&mut self, view: &View) {
@@ -77,6 +81,7 @@ impl Agreement {
         };
         if !self.own.in_place
             && self.switching != Some(view.stamp)
+            && !self.has_restarted(&view)
             && self.own.standing == Standing::Ready
         {
             match view.plan.stage_of(self.me) {
@@ -133,7 +138,8 @@ impl Agreement {
     }
 
     pub(super) fn on_in_place(&mut self, stamp: Stamp) {
-        if self.view.as_ref().is_some_and(|view| view.stamp == stamp) && !self.own.in_place {
+        let holds = self.view.as_ref().is_some_and(|view| view.stamp == stamp);
+        if holds && !self.own.in_place && self.restarted != Some(stamp) {
             self.own.in_place = true;
             self.own.step = self.view.as_ref().map_or(0, |view| view.from);
             self.previous = None;

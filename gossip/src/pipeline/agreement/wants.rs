@@ -1,12 +1,15 @@
 //! Which copies this peer fetches: first what training waits for, then its part of the replica chains, at the end the whole
 //! model.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::super::chain;
+use super::super::links;
 use super::super::message::Standing;
 use super::super::plan::Blocks;
+use super::lead::UNMEASURED_RATE;
 use super::{Agreement, Output, Want};
 use crate::ids::PeerId;
 use crate::time::Tick;
@@ -148,16 +151,16 @@ impl Agreement {
             .holders(step, block)
             .filter(|peer| *peer != self.me)
             .collect();
-        // The host first, unless the link to another is faster.
-        let rate = |peer: PeerId| {
-            let rates = self.own.profile.iter().flat_map(|profile| &profile.rates);
-            let to_it = rates
-                .filter(|(other, _)| *other == peer)
-                .map(|(_, rate)| *rate);
-            to_it.fold(0.0, f32::max)
+        // The host first, unless the link from another carries about twice as much.
+        let octave = |peer: PeerId| {
+            let profile = self
+                .heard
+                .get(&peer)
+                .and_then(|heard| heard.profile.as_ref());
+            let rate = profile.and_then(|profile| links::measured(&profile.rates, self.me));
+            Reverse(rate.unwrap_or(UNMEASURED_RATE).log2() as i32)
         };
-        holders.sort_by_key(|peer| (Some(*peer) != host, *peer));
-        holders.sort_by(|a, b| rate(*b).total_cmp(&rate(*a)));
+        holders.sort_by_key(|peer| (octave(*peer), Some(*peer) != host, *peer));
         let end = block.checked_add(1)?;
         (!holders.is_empty()).then_some(Want {
             step,

@@ -8,8 +8,10 @@
 //! *Synchronous* (the default): one step is `micro` micro-batches; the weights change when all have come back. Backward goes
 //! first where both could be done (1F1B), and at most `depth` micro-batches are kept for their way back. Gradients are added up
 //! in the order of the micro-batches, so a step's result does not depend on timing, on the cut, nor on who computes it.
-//! *Asynchronous* (FTPipeHD): each micro-batch is a step of its own and the next goes forward before it has come back; its
-//! backward uses the weights of its forward (weight stashing), which the head of a frame names (vertical sync).
+//! *Asynchronous* (FTPipeHD): a step is one micro-batch, and the next goes forward before it has come back, before all else as
+//! long as fewer than `depth` are on their way; its backward uses the weights of its forward (weight stashing), which the head
+//! of a frame names (vertical sync). An update follows each backward at once, so copies of one step are the weights after as
+//! many updates on all stages, and so is what looks judge: each stage waits for a look with those weights.
 //!
 //! Bound: what has arrived and is not used yet is at most [`Shape::window`] frames per kind; frames beyond are refused, and
 //! with them every frame that does not belong to the steps in work.
@@ -20,7 +22,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::frame::{Kind, Marks};
 
-pub use shape::{Shape, depth};
+pub use shape::{Shape, asynchronous_depth, depth};
 
 /// What a stage does. `P` is a frame's body.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -216,6 +218,13 @@ impl<P> Flow<P> {
         self.look_wanted = true;
     }
 
+    /// Whether the model is to be judged after a step that is on its way, or is being judged.
+    pub fn is_to_look(&self) -> bool {
+        self.look_wanted
+            || self.marks.values().any(|marks| marks.look)
+            || self.due.iter().any(|due| matches!(due, Due::Look { .. }))
+    }
+
     /// What is done after the step that `step` steps precede, for the head of its frames.
     pub fn marks(&self, step: u64) -> Marks {
         self.marks.get(&step).copied().unwrap_or_default()
@@ -287,17 +296,20 @@ impl<P> Flow<P> {
                     self.due.pop_front();
                     return Some(Op::Copy { step });
                 }
-                Due::Look { step, next } => match self.look(step, next) {
-                    Some(op) => return Some(op),
-                    None if !self.shape.asynchronous => return None,
-                    None => {}
-                },
+                // Nothing else is done until all of it has come: what is judged, and copied then, is of this step.
+                Due::Look { step, next } => return self.look(step, next),
             }
         }
         let micro = u64::from(self.shape.micro);
         if self.backward / micro > self.applied {
             self.step_made();
             return Some(Op::Apply { step: self.applied });
+        }
+        // Where steps overlap those behind are kept busy first: FTPipeHD goes backward only when there is no room for more.
+        if self.shape.asynchronous
+            && let Some(op) = self.go_forward()
+        {
+            return Some(op);
         }
         if self.backward < self.forward
             && let Some((_, gradient)) = self.arrived.remove(&(Kind::Backward, self.backward))
@@ -722,5 +734,38 @@ mod tests {
         for did in run(flows, 20) {
             assert_eq!(did.iter().filter(|op| op.starts_with('A')).count(), 20);
         }
+    }
+
+    #[test]
+    fn lines_and_looks_of_an_asynchronous_pipeline_are_of_one_step_on_all_stages() {
+        for (n, hides_transfers) in [(1, false), (3, false), (4, true), (6, true)] {
+            let asynchronous = |stage| Shape {
+                asynchronous: true,
+                depth: asynchronous_depth(stage, n, hides_transfers),
+                line_every: 3,
+                ..shape(stage, n, 1)
+            };
+            let mut flows: Vec<Flow<u64>> = (0..n).map(|i| Flow::new(asynchronous(i), 0)).collect();
+            flows[0].want_look();
+            assert!(flows[0].is_to_look());
+            for did in run(flows, 12) {
+                let after = |step: u64, expected: &[&str]| {
+                    let applied = format!("A{step}");
+                    let at = did.iter().position(|op| *op == applied).unwrap();
+                    assert_eq!(did[at - 1], format!("B{}.0", step - 1));
+                    assert_eq!(did[at + 1..][..expected.len()], *expected, "{did:?}");
+                };
+                after(1, &["L1.0", "L1.1"]);
+                after(3, &["C3"]);
+                after(12, &["C12"]);
+            }
+        }
+    }
+
+    #[test]
+    fn asynchronous_stages_have_as_many_batches_on_their_way_as_stages_follow() {
+        let depths = |hides_transfers| [0, 1, 2].map(|i| asynchronous_depth(i, 3, hides_transfers));
+        assert_eq!((depths(false), depths(true)), ([3, 2, 1], [5, 3, 1]));
+        assert_eq!(asynchronous_depth(9, 3, false), 1);
     }
 }

@@ -41,3 +41,12 @@ pub fn depth(stage: usize, n_stages: usize, micro: u32) -> u32 {
     let hiding = 2 * n_stages.saturating_sub(stage).min(1 << 16) as u32;
     hiding.saturating_sub(1).clamp(1, micro.max(1))
 }
+
+/// Batches on their way at stage `stage` of `n_stages` where steps overlap: `n - i` at stage i of n (PipeDream, FTPipeHD), or as
+/// [`depth`] has it, which hides the time of the transfers. A gradient is at most so many updates old, less one.
+pub fn asynchronous_depth(stage: usize, n_stages: usize, hides_transfers: bool) -> u32 {
+    match hides_transfers {
+        true => depth(stage, n_stages, u32::MAX),
+        false => (n_stages.saturating_sub(stage).min(1 << 16) as u32).max(1),
+    }
+}

@@ -73,8 +73,11 @@ impl World {
             return;
         }
         let state = &self.peers[&peer];
-        let reaches =
-            |other: &&PeerId| self.peers.contains_key(other) && self.network.linked(peer, **other);
+        let reaches = |other: &&PeerId| {
+            self.peers.contains_key(other)
+                && self.network.linked(peer, **other)
+                && !self.network.is_cut(peer, **other)
+        };
         let retry = self.now + 300 * MS;
         let input = match work.clone() {
             Work::Sync => {

@@ -12,7 +12,7 @@ use skein_gossip::batching::power::{Fit, Power};
 use skein_gossip::ids::{Digest, PeerId};
 use skein_gossip::message::Decision;
 use skein_gossip::time::Tick;
-use skein_gossip::view::{Holding, View};
+use skein_gossip::view::{Holding, Stamp, View};
 
 use crate::network::{MS, Network, between};
 
@@ -37,6 +37,9 @@ pub(crate) enum Event {
     Start(PeerId),
     Split(BTreeSet<PeerId>),
     Heal,
+    /// As `Split`, but shorter than connections live: what is sent meanwhile arrives after `Mend`, as on a stream.
+    Cut(BTreeSet<PeerId>),
+    Mend,
     Stop(PeerId),
 }
 
@@ -102,8 +105,17 @@ pub(crate) struct World {
     pub(crate) shared_out: Vec<(u64, u32)>,
     /// The views so far, by number.
     pub(crate) spread: BTreeMap<u64, Spread>,
+    /// The members of each view by its name, which no other may have.
+    named: BTreeMap<Stamp, Vec<PeerId>>,
     /// What the first to close closed with.
     closed_with: Option<Option<Digest>>,
+    /// Each side of a network partition may have come to its own end.
+    pub(crate) may_end_apart: bool,
+    /// What a cut holds back, in order: messages, and ends of connections.
+    held: Vec<(Process, Process, Input)>,
+    ended: Vec<(PeerId, PeerId)>,
+    /// Pairs that could not meet because of it.
+    unmet: Vec<(PeerId, PeerId)>,
 }
 
 impl World {
@@ -128,7 +140,12 @@ impl World {
             lies: BTreeMap::new(),
             shared_out: Vec::new(),
             spread: BTreeMap::new(),
+            named: BTreeMap::new(),
             closed_with: None,
+            may_end_apart: false,
+            held: Vec::new(),
+            ended: Vec::new(),
+            unmet: Vec::new(),
         }
     }
 
@@ -192,12 +209,18 @@ impl World {
     }
 
     fn connect(&mut self, a: PeerId, b: PeerId) {
+        if self.network.is_cut(a, b) {
+            return self.unmet.push((a, b));
+        }
         let at = self.later(1, self.slowest_connection);
         self.at(at, Event::Input(a, Input::Connected(b)));
         self.at(at, Event::Input(b, Input::Connected(a)));
     }
 
     fn disconnect(&mut self, a: PeerId, b: PeerId) {
+        if self.network.is_cut(a, b) {
+            return self.ended.push((a, b));
+        }
         let at = self.now + MS;
         self.at(at, Event::Input(a, Input::Disconnected(b)));
         self.at(at, Event::Input(b, Input::Disconnected(a)));
@@ -249,6 +272,9 @@ impl World {
     }
 
     fn adopted(&mut self, view: &Arc<View>) {
+        let members: Vec<PeerId> = view.members.iter().map(|member| member.peer).collect();
+        let first = self.named.entry(view.stamp).or_insert(members.clone());
+        assert_eq!(*first, members, "two views named {:?}", view.stamp);
         self.smallest_view = self.smallest_view.min(view.members.len());
         let least = view.members.iter().map(|member| member.batch).min();
         self.shared_out.push((view.global_batch(), least.unwrap()));
@@ -271,7 +297,7 @@ impl World {
         }
         let first = *self.closed_with.get_or_insert(digest);
         assert!(
-            first == digest,
+            first == digest || self.may_end_apart,
             "two different models: {first:?}, {digest:?}"
         );
     }
@@ -316,6 +342,9 @@ impl World {
                 self.at(resume, event);
             }
             Event::Input(peer, input) => self.handle(peer, input),
+            Event::Message(from, to, input) if self.network.is_cut(from.0, to.0) => {
+                self.held.push((from, to, input));
+            }
             Event::Message(from, to, input) => {
                 if self.is_up(from) && self.is_up(to) && self.network.linked(from.0, to.0) {
                     self.handle(to.0, input);
@@ -362,7 +391,31 @@ impl World {
                     }
                 });
             }
+            Event::Cut(apart) => self.network.cut = apart,
+            Event::Mend => self.mend(),
             Event::Stop(peer) => self.handle(peer, Input::StopHolds("enough".into())),
+        }
+    }
+
+    /// Each link goes on at its next try to send.
+    fn mend(&mut self) {
+        self.network.cut.clear();
+        for (a, b) in std::mem::take(&mut self.ended) {
+            self.disconnect(a, b);
+        }
+        for (a, b) in std::mem::take(&mut self.unmet) {
+            if self.peers.contains_key(&a) && self.peers.contains_key(&b) {
+                self.connect(a, b);
+            }
+        }
+        for (from, to, input) in std::mem::take(&mut self.held) {
+            let link = (from.0, to.0);
+            let at = match self.network.stalled.get(&link) {
+                Some(at) if *at > self.now => *at,
+                _ => self.later(1, 1500),
+            };
+            self.network.stalled.insert(link, at);
+            self.at(at, Event::Message(from, to, input));
         }
     }
 

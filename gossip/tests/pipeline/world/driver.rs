@@ -73,6 +73,14 @@ impl World {
             Event::Heal => self.heal(),
             Event::Slow(peer, slowdown) => {
                 self.devices.get_mut(&peer).unwrap().slowdown = slowdown;
+                // One that works shows it by its steps, one that stands by has timed its blocks.
+                let view = self.peers.get(&peer).map(|peer| peer.agreement.view());
+                if view
+                    .flatten()
+                    .is_some_and(|view| view.plan.stage_of(peer).is_none())
+                {
+                    self.handle(peer, Input::Slowdown(slowdown as f32));
+                }
             }
             Event::Stop(peer) => {
                 if self.peers.contains_key(&peer) {
@@ -183,6 +191,14 @@ impl World {
                 }
                 self.pass(peer, Point::Halt);
             }
+            Output::Restart => {
+                let state = self.peers.get_mut(&peer).unwrap();
+                state.working = None;
+                state.store = state.saved.clone();
+                let measured = self.now + 300 * MS;
+                let prepared = self.prepared(peer);
+                self.at(measured, Event::Input(process, prepared));
+            }
             Output::Until(view) => {
                 self.adopted(&view);
                 let working = self.peers.get_mut(&peer).unwrap().working.as_mut();
@@ -214,6 +230,7 @@ impl World {
                 self.pass(peer, Point::Feed);
             }
             Output::Safe(step) => {
+                self.save(peer, step);
                 if let Some(working) = self.peers.get_mut(&peer).unwrap().working.as_mut() {
                     working.flow.set_safe(step);
                     self.pump(peer);

@@ -83,6 +83,8 @@ pub(crate) struct Peer {
     process: u64,
     pub(crate) working: Option<Working>,
     pub(crate) store: Store,
+    /// The newest checkpoint on its disk.
+    saved: Store,
     frozen_until: u64,
     tick_at: u64,
     /// When copies were dropped that are no part of the work any more.
@@ -124,6 +126,8 @@ pub(crate) struct World {
     pub(crate) config: Config,
     pub(crate) micro: u32,
     pub(crate) line_every: u64,
+    /// Steps between two checkpoints on disk, at least.
+    pub(crate) checkpoint_every: u64,
     pub(crate) asynchronous: bool,
     pub(crate) block_bytes: u64,
     /// Bytes per second of a fetch.
@@ -176,6 +180,7 @@ impl World {
             config,
             micro: 4,
             line_every: 1,
+            checkpoint_every: 20,
             asynchronous: false,
             block_bytes: 100_000,
             link_rate: 12_000_000,
@@ -242,12 +247,29 @@ impl World {
             process: self.starts,
             working: None,
             store: disk.unwrap_or_default(),
+            saved: Store::new(),
             frozen_until: 0,
             tick_at: self.now,
             undone: 0,
             finished: None,
             closed: false,
         };
+        let others: Vec<PeerId> = self.peers.keys().copied().collect();
+        self.peers.insert(peer, state);
+        let prepared = self.prepared(peer);
+        for other in others {
+            let at = self.now + self.between(1, 20) * MS;
+            self.at(at, Event::Connect(peer, other));
+        }
+        let ready = self.now + self.between(1, 300) * MS;
+        self.at(ready, Event::Input((peer, self.starts), prepared));
+        self.at(self.now, Event::Tick(peer));
+        self.trace(|| format!("{} starts", peer.0[0]));
+    }
+
+    /// What a peer says that has measured its device and read its disk.
+    fn prepared(&self, peer: PeerId) -> Input {
+        let state = &self.peers[&peer];
         let held = state.store.keys().map(|(block, step)| Held {
             step: *step,
             first: *block,
@@ -266,21 +288,21 @@ impl World {
             rates: Vec::new(),
             data: None,
         };
-        let prepared = Input::Prepared {
+        Input::Prepared {
             has_data: device.has_data,
             profile,
             held,
-        };
-        let others: Vec<PeerId> = self.peers.keys().copied().collect();
-        self.peers.insert(peer, state);
-        for other in others {
-            let at = self.now + self.between(1, 20) * MS;
-            self.at(at, Event::Connect(peer, other));
         }
-        let ready = self.now + self.between(1, 300) * MS;
-        self.at(ready, Event::Input((peer, self.starts), prepared));
-        self.at(self.now, Event::Tick(peer));
-        self.trace(|| format!("{} starts", peer.0[0]));
+    }
+
+    /// A safe line goes to the disk now and then.
+    fn save(&mut self, peer: PeerId, step: u64) {
+        let state = self.peers.get_mut(&peer).unwrap();
+        let last = state.saved.keys().map(|(_, step)| *step).max();
+        if step >= last.unwrap_or(0) + self.checkpoint_every {
+            let of_line = state.store.iter().filter(|((_, held), _)| *held == step);
+            state.saved = of_line.map(|(key, state)| (*key, *state)).collect();
+        }
     }
 
     fn process(&self, peer: PeerId) -> Option<Process> {

@@ -47,7 +47,7 @@ impl World {
             n_stages,
             micro: self.micro,
             depth: match self.asynchronous {
-                true => (n_stages - stage) as u32,
+                true => flow::asynchronous_depth(stage, n_stages, false),
                 false => flow::depth(stage, n_stages, self.micro),
             },
             asynchronous: self.asynchronous,
@@ -190,7 +190,9 @@ impl World {
                 gradient,
             } => {
                 let (then, kept) = working.kept.remove(&(step, micro)).unwrap();
-                self.stalest = stalest.max(working.flow.applied() - then);
+                let age = working.flow.applied() - then;
+                assert!(!self.asynchronous || age < u64::from(working.flow.shape().depth));
+                self.stalest = stalest.max(age);
                 let gradient = working.blocks.backward(&kept, gradient);
                 if at > 0 {
                     let marks = working.flow.marks(step);

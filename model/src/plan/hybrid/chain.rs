@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::cells::{Cell, Cells};
-use crate::plan::steps::Tail;
+use crate::plan::steps::{Tail, Transfer};
 
 /// Which groups may stand before which: devices used so far are a number, 0 for none; adding a group leads to a higher one.
 pub(super) struct Space {
@@ -142,7 +142,7 @@ impl Search<'_, '_> {
         &self,
         behind: &Behind,
         end: usize,
-        per_byte: Option<[f64; 2]>,
+        per_byte: Option<Transfer>,
     ) -> Vec<(Tail, Option<usize>)> {
         let Some(per_byte) = per_byte else {
             return vec![(Tail::END, None)];
@@ -150,10 +150,13 @@ impl Search<'_, '_> {
         let costs = self.cells.costs;
         let (n_micro, links) = (costs.work.n_micro, costs.links);
         let bytes = costs.bytes_into(self.cells.grid[end], costs.work.micro_batch) as f64;
-        let seconds = per_byte.map(|per_byte| per_byte * bytes);
+        let transfer = Transfer {
+            seconds: per_byte.seconds.map(|seconds| seconds * bytes),
+            ..per_byte
+        };
         let with = |id: &usize| {
             let tail = self.arena[*id].tail;
-            let tail = tail.behind_transfer(n_micro, seconds, links.latency, links.shared);
+            let tail = tail.behind_transfer(n_micro, transfer, links.shared);
             (tail, Some(*id))
         };
         let tails = behind.fronts[end].iter().map(with);
@@ -263,13 +266,15 @@ fn keep(arena: &mut Vec<Entry>, front: &mut Vec<usize>, entry: Entry) {
 }
 
 /// Seconds per byte of a whole micro-batch from one group to the next and back: as many pairs send at once as the smaller group
-/// has members, over links like those between them on average.
-fn between(cells: &Cells<'_>, from: usize, to: usize) -> [f64; 2] {
+/// has members, over links like those between them on average, with their average delay.
+fn between(cells: &Cells<'_>, from: usize, to: usize) -> Transfer {
     let (from, to) = (&cells.groups[from], &cells.groups[to]);
     let links = cells.costs.links;
-    let mut sum = [0.0f64; 2];
+    let (mut sum, mut delays) = ([0.0f64; 2], [0.0f64; 2]);
     for a in from {
         for b in to {
+            delays[0] += links.delay(*a, *b);
+            delays[1] += links.delay(*b, *a);
             sum[0] += links.seconds(*a, *b, 1);
             sum[1] += links.seconds(*b, *a, 1);
         }
@@ -280,5 +285,8 @@ fn between(cells: &Cells<'_>, from: usize, to: usize) -> [f64; 2] {
     } else {
         from.len().min(to.len())
     };
-    sum.map(|seconds| seconds / (pairs * at_once) as f64)
+    Transfer {
+        seconds: sum.map(|seconds| seconds / (pairs * at_once) as f64),
+        delay: delays.map(|delay| delay / pairs as f64),
+    }
 }

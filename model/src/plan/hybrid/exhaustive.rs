@@ -5,7 +5,9 @@ use crate::plan::events::Run;
 use crate::plan::group::{Group, Share};
 use crate::plan::steps::bound;
 use crate::plan::time::Time;
-use crate::plan::{BlockProfile, BlockTimes, Data, Device, Links, Problem, Profile, Work};
+use crate::plan::{
+    BlockProfile, BlockTimes, Data, Device, Links, Problem, Profile, Stashing, Work,
+};
 use crate::random::Stream;
 
 /// The shortest step of all: every choice and order of groups, every cut, every division of samples, each stage as deep as
@@ -212,6 +214,7 @@ pub(crate) fn drawn(
             n_micro,
             recompute: between(0.0, 1.0) < 0.15,
             hides_transfers: between(0.0, 1.0) < 0.7,
+            stashing: Stashing::None,
             profile,
         },
         devices,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Tier;
 use crate::plan::costs::Costs;
 use crate::plan::group::Pace;
-use crate::plan::work::Data;
+use crate::plan::work::{Data, Held};
 
 /// The peers of a tier, as one worker.
 pub(super) struct Pool {
@@ -42,8 +42,8 @@ pub(super) struct Mesh<'a> {
     /// Who has the samples, if not everybody.
     pub(super) source: Option<usize>,
     pub(super) private: bool,
-    /// Bytes per second between pools.
-    pub(super) rates: Vec<Vec<f64>>,
+    /// Bytes per second between pools, and the delay.
+    links: Vec<Vec<(f64, f64)>>,
 }
 
 impl<'a> Mesh<'a> {
@@ -74,33 +74,36 @@ impl<'a> Mesh<'a> {
             Data::At(source) => pools.iter().position(|pool| pool.tier == tiers[source]),
         };
         // As many pairs at once as the smaller pool has members, each over links like the slowest; or through a third pool.
-        let direct = |from: &Pool, to: &Pool| {
-            let pairs = from
-                .devices
-                .iter()
-                .flat_map(|a| to.devices.iter().map(move |b| (*a, *b)));
-            let slowest = pairs
-                .map(|(a, b)| costs.links.rate[a][b])
-                .fold(f64::INFINITY, f64::min);
-            slowest * from.devices.len().min(to.devices.len()) as f64
+        let direct = |from: usize, to: usize| {
+            let (from, to) = (&pools[from].devices, &pools[to].devices);
+            let pairs = from.iter().flat_map(|a| to.iter().map(move |b| (*a, *b)));
+            let slowest = pairs.fold((f64::INFINITY, 0.0f64), |(rate, delay), (a, b)| {
+                let links = costs.links;
+                (rate.min(links.rate[a][b]), delay.max(links.delay(a, b)))
+            });
+            (slowest.0 * from.len().min(to.len()) as f64, slowest.1)
         };
-        let rate = |from: usize, to: usize| {
+        let link = |from: usize, to: usize| {
             let through = (0..pools.len()).filter(|over| *over != from && *over != to);
             let through = through.map(|over| {
-                direct(&pools[from], &pools[over]).min(direct(&pools[over], &pools[to]))
+                let (first, second) = (direct(from, over), direct(over, to));
+                (first.0.min(second.0), first.1 + second.1)
             });
-            through.fold(direct(&pools[from], &pools[to]), f64::max)
+            let faster = |best: (f64, f64), other: (f64, f64)| {
+                if other.0 > best.0 { other } else { best }
+            };
+            through.fold(direct(from, to), faster)
         };
         let n = pools.len();
-        let rates = (0..n)
-            .map(|from| (0..n).map(|to| rate(from, to)).collect())
+        let links = (0..n)
+            .map(|from| (0..n).map(|to| link(from, to)).collect())
             .collect();
         Self {
             costs,
             batch,
             source,
             private,
-            rates,
+            links,
             pools,
         }
     }
@@ -126,7 +129,8 @@ impl<'a> Mesh<'a> {
         if from == to || bytes == 0.0 {
             return 0.0;
         }
-        self.costs.links.latency + bytes / self.rates[from][to]
+        let (rate, delay) = self.links[from][to];
+        delay + bytes / rate
     }
 
     /// Seconds until so many raw samples are at a pool.
@@ -217,7 +221,7 @@ impl<'a> Mesh<'a> {
                 let needs = parts.iter().filter(|(blocks, _)| !blocks.is_empty());
                 let needs = needs.map(|(blocks, samples)| {
                     self.costs
-                        .memory(blocks, pool.divided[*samples][at], 1, in_group)
+                        .memory(blocks, pool.divided[*samples][at], Held::LEAST, in_group)
                 });
                 let needs = needs.fold(0, u64::saturating_add);
                 needs <= self.costs.devices[pool.devices[at]].memory_bytes

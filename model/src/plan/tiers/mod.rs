@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::costs::Costs;
 use super::problem::Problem;
-use super::work::PlanError;
+use super::work::{Held, PlanError};
 use cost::{Mesh, Way};
 
 /// Where a peer stands.
@@ -143,7 +143,7 @@ fn nothing(problem: &Problem) -> PlanError {
     let n_blocks = costs.n_blocks();
     let memory = problem.devices.iter().map(|device| device.memory_bytes);
     PlanError::ModelTooLarge {
-        needs: costs.memory(&(0..n_blocks), problem.least_samples, 1, false),
+        needs: costs.memory(&(0..n_blocks), problem.least_samples, Held::LEAST, false),
         available: memory.fold(0, u64::saturating_add),
         block: n_blocks - 1,
     }
@@ -210,7 +210,7 @@ mod tests {
             vec![lan, 0.0, wan],
             vec![wan, wan, 0.0],
         ];
-        problem.links.latency = 0.0;
+        problem.links.latency.clear();
         problem
     }
 

@@ -17,6 +17,7 @@ use tch::{Reduction, Tensor};
 use super::activation::Activation;
 use super::chain::{Chain, Input, accumulate, check_weight};
 use super::error::StageError;
+use super::passes::Forward;
 use super::state::BlockLayout;
 use crate::arena::Arena;
 use crate::config::{ModelConfig, OptimiserConfig};
@@ -34,20 +35,10 @@ pub struct Loss {
     pub gradient: Option<Activation>,
 }
 
-/// What a forward pass leaves for the backward pass.
 #[derive(Debug)]
 struct Kept {
     weight: f32,
-    leaf: Tensor,
-    output: Output,
-}
-
-#[derive(Debug)]
-enum Output {
-    /// With the graph behind it.
-    Graph(Tensor),
-    /// To be computed once more: its shape, and the number of batches seen before.
-    Again { shape: Vec<i64>, number: i64 },
+    pass: Forward,
 }
 
 /// A contiguous run of a model's blocks, with optimiser.
@@ -68,6 +59,8 @@ pub struct Stage {
     boundary: Vec<f32>,
     /// Batches and steps at the step boundary, block by block; they differ only while blocks are being loaded.
     counters: Vec<(i64, u64)>,
+    /// Memory for the next activation or gradient, and the room to leave in front of it.
+    lent: (Vec<u8>, usize),
 }
 
 impl Stage {
@@ -96,6 +89,7 @@ impl Stage {
             seen: 0,
             boundary: buffers.values().to_vec(),
             counters: vec![(0, 0); chain.range.len()],
+            lent: (Vec::new(), 0),
             chain,
             parameters,
             buffers,
@@ -106,6 +100,12 @@ impl Stage {
     /// more time, the same bits.
     pub fn set_recompute(&mut self, recompute: bool) {
         self.recompute = recompute;
+    }
+
+    /// The next activation or gradient is put into `memory`, behind `room` bytes for the head of its frame; what is in there does not
+    /// matter. Of the right size it is neither allocated nor cleared.
+    pub fn lend(&mut self, memory: Vec<u8>, room: usize) {
+        self.lent = (memory, room);
     }
 
     /// Runs micro-batch `micro` and keeps what [`Stage::backward`] needs. `weight` is its share of the global batch, in
@@ -125,28 +125,18 @@ impl Stage {
         let number = self.batch_number()?;
         check_weight(weight)?;
         if self.kept.contains_key(&micro) {
-            return Err(StageError::InFlightAlready { micro });
+            return Err(StageError::InFlightAlready {
+                micro: micro.into(),
+            });
         }
         let x = self.chain.tensor(x.into(), true)?;
-        let (parameters, buffers) = (&self.parameters, &self.buffers);
-        let run = |x: &Tensor| self.chain.run(x, parameters, buffers, Mode::Train, number);
-        let (leaf, output, activation) = if self.recompute {
-            let y = tch::no_grad(|| run(&x))?;
-            let shape = y.size();
-            (x, Output::Again { shape, number }, Activation::of(&y)?)
-        } else {
-            let leaf = self.chain.leaf(x)?;
-            let y = run(&leaf)?;
-            let activation = Activation::of(&y)?;
-            (leaf, Output::Graph(y), activation)
-        };
+        let weights = (&self.parameters, &self.buffers);
+        let lent = std::mem::take(&mut self.lent);
+        let (pass, activation) = self
+            .chain
+            .forward(x, weights, number, self.recompute, lent)?;
         self.seen += 1;
-        let kept = Kept {
-            weight,
-            leaf,
-            output,
-        };
-        self.kept.insert(micro, kept);
+        self.kept.insert(micro, Kept { weight, pass });
         Ok(activation)
     }
 
@@ -160,25 +150,18 @@ impl Stage {
         micro: u32,
         upstream: &Activation,
     ) -> Result<Option<Activation>, StageError> {
-        let kept = self.kept.get(&micro);
-        let shape = match &kept.ok_or(StageError::NotInFlight { micro })?.output {
-            Output::Graph(y) => y.size(),
-            Output::Again { shape, .. } => shape.clone(),
+        let not_in_flight = StageError::NotInFlight {
+            micro: micro.into(),
         };
-        self.chain.check_upstream(&shape, upstream)?;
+        let Some(kept) = self.kept.get(&micro) else {
+            return Err(not_in_flight);
+        };
+        self.chain.check_upstream(&kept.pass.shape(), upstream)?;
         let Some(kept) = self.kept.remove(&micro) else {
-            return Err(StageError::NotInFlight { micro });
+            return Err(not_in_flight);
         };
-        let (leaf, y) = match kept.output {
-            Output::Graph(y) => (kept.leaf, y),
-            Output::Again { number, .. } => {
-                let leaf = self.chain.leaf(kept.leaf)?;
-                let (parameters, buffers) = (&self.parameters, &self.buffers);
-                let chain = &self.chain;
-                let y = chain.run(&leaf, parameters, buffers, Mode::Again, number)?;
-                (leaf, y)
-            }
-        };
+        let weights = (&self.parameters, &self.buffers);
+        let (leaf, y) = kept.pass.graph(&self.chain, weights.0, weights.1)?;
         let root = self.chain.pull(&y, upstream)?;
         self.collect(root, &leaf, kept.weight)
     }
@@ -200,7 +183,9 @@ impl Stage {
         let number = self.batch_number()?;
         check_weight(weight)?;
         if self.kept.contains_key(&micro) {
-            return Err(StageError::InFlightAlready { micro });
+            return Err(StageError::InFlightAlready {
+                micro: micro.into(),
+            });
         }
         let x = self.chain.tensor(x.into(), true)?;
         self.chain.check_labels(labels, x.size()[0])?;
@@ -359,7 +344,9 @@ impl Stage {
         let segments = self.parameters.segments();
         let (sum, scratch) = (&mut self.gradient, &mut self.scratch);
         accumulate(sum, &gradients.parameters, segments, weight, scratch)?;
-        let input = gradients.input.as_ref().map(Activation::of);
+        let (memory, room) = std::mem::take(&mut self.lent);
+        let input = gradients.input.as_ref();
+        let input = input.map(|input| Activation::put(input, memory, room));
         Ok(input.transpose()?)
     }
 

@@ -47,7 +47,7 @@ impl Peer {
     }
 
     pub(super) fn on_judged(&mut self, now: Nanos, judged: Judged) {
-        if self.closed.is_some() || self.kept.is_some() {
+        if self.closed.is_some() || self.fetched.is_some() {
             // It took so long that the others went on without it.
             return;
         }
@@ -55,7 +55,7 @@ impl Peer {
             return self.input(now, Input::NoCandidate);
         };
         let digest = Digest(state.weights_hash());
-        self.kept = Some((digest, state));
+        self.offered = Some((digest, state));
         self.tell_progress(now);
         let candidate = Candidate {
             accuracy: evaluation.accuracy as f32,

@@ -109,9 +109,8 @@ impl Peer {
                 self.give_copies();
             }
             Ask::Weights { digest } => {
-                let kept = self.kept.as_ref().filter(|(kept, _)| *kept == digest);
-                let answer = match kept {
-                    Some((_, state)) => Answer::Weights {
+                let answer = match self.held(digest) {
+                    Some(state) => Answer::Weights {
                         digest,
                         state: state.clone(),
                     },
@@ -164,7 +163,7 @@ impl Peer {
             (Answer::Weights { digest, state }, Fetching::Weights { decision })
                 if decision.candidate.digest == digest =>
             {
-                self.kept = Some((digest, state));
+                self.fetched = Some((digest, state));
                 self.fetching = Fetching::Nothing;
                 self.input(now, Input::Fetched(digest));
             }

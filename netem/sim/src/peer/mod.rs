@@ -123,7 +123,9 @@ pub(super) struct Peer {
     asked: Option<PeerId>,
     asked_at: Nanos,
     began: Option<Nanos>,
-    kept: Option<(Digest, State)>,
+    /// The weights that it offers, and the decided ones that it fetched.
+    offered: Option<(Digest, State)>,
+    fetched: Option<(Digest, State)>,
     /// The decision it closed with.
     pub(super) closed: Option<Option<Decision>>,
     pub(super) disk: Option<Disk>,
@@ -183,7 +185,8 @@ impl Peer {
             asked: None,
             asked_at: now,
             began: None,
-            kept: None,
+            offered: None,
+            fetched: None,
             closed: None,
             disk,
             saved: (now, step),
@@ -225,9 +228,15 @@ impl Peer {
         4 * n as u64 * (4 + self.exchange.n_residuals() as u64)
     }
 
-    /// The hash of the weights it would close with.
+    /// Whether it could close with these weights.
     pub(super) fn holds(&self, digest: Digest) -> bool {
-        self.kept.as_ref().is_some_and(|(kept, _)| *kept == digest)
+        self.held(digest).is_some()
+    }
+
+    fn held(&self, digest: Digest) -> Option<&State> {
+        let mut held = self.offered.iter().chain(&self.fetched);
+        let found = held.find(|(held, _)| *held == digest);
+        found.map(|(_, state)| state)
     }
 
     pub(super) fn connected(&mut self, now: Nanos, peer: PeerId) {

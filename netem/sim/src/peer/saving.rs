@@ -61,7 +61,10 @@ impl Peer {
                 seconds: (now - began) as f64 / 1e9,
             },
         );
-        self.fetching = Fetching::Nothing;
+        // The end may have come meanwhile, and what is fetched now may be its weights.
+        if matches!(self.fetching, Fetching::Replica { .. }) {
+            self.fetching = Fetching::Nothing;
+        }
         self.input(now, Input::Synced { step });
     }
 }

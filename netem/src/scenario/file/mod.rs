@@ -341,9 +341,24 @@ fn job(
             table = tree::merged(under, table);
         }
     }
+    place_data(&mut table, folder);
     let text = toml::to_string(&tree::plain(&table))
         .map_err(|error| root.wrong("job", error.to_string(), "write it as a job file"))?;
     Ok(Some(text))
+}
+
+/// Paths of the data are from the scenario's folder, as all its paths; peers have other folders.
+fn place_data(job: &mut Table, folder: &Path) {
+    let Some(Value::Table(data)) = job.get_mut("data").map(|data| &mut data.value) else {
+        return;
+    };
+    for key in ["path", "validation_path"] {
+        if let Some(Value::Text(path)) = data.get_mut(key).map(|path| &mut path.value)
+            && let Ok(whole) = std::path::absolute(folder.join(&*path))
+        {
+            *path = whole.display().to_string();
+        }
+    }
 }
 
 fn sim(root: &Section<'_>) -> Result<Sim, Wrong> {

@@ -45,6 +45,20 @@ fn with(more: &str) -> Result<Scenario, String> {
 }
 
 #[test]
+fn data_is_looked_for_from_the_scenarios_folder() -> Result<(), Box<dyn std::error::Error>> {
+    let more = "[job.data]\nsource = \"text\"\npath = \"texts/a.txt\"";
+    let campaign = read(&format!("{SMALL}{more}"), &[])?;
+    let job = campaign.variants[0].job.clone().unwrap_or_default();
+    let job: toml::Table = job.parse()?;
+    let path = job["data"]["path"].as_str().unwrap_or_default();
+    assert!(
+        Path::new(path).is_absolute() && path.ends_with("texts/a.txt"),
+        "{path}"
+    );
+    Ok(())
+}
+
+#[test]
 fn a_count_becomes_nodes_with_ranks_and_the_preset_fills_the_line() -> Result<(), String> {
     let scenario = with("")?;
     let names: Vec<_> = scenario.nodes.iter().map(|node| &*node.name).collect();

@@ -6,6 +6,8 @@ use skein_gossip::pipeline::{flow, values};
 
 /// Least steps between two copies by default.
 const LEAST_STEPS: u64 = 10;
+/// Micro-batches of a step by default.
+const MICRO_BATCHES: u32 = 8;
 
 /// `[strategy.pipeline]`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -13,19 +15,35 @@ const LEAST_STEPS: u64 = 10;
 pub struct Pipeline {
     /// Micro-batches that a step's `train.batch` samples are cut into, 1 to 256 and at most `train.batch`. Default 8: the
     /// stages then idle for some (stages - 1) / 8 of a step at its ends. It decides the result to the bit, so it stays as it is.
-    pub micro_batches: u32,
+    /// Not with `schedule = "async"`, where all samples of a step go through the stages at once.
+    pub micro_batches: Option<u32>,
     /// In which order micro-batches go forward and backward. Default `1f1b`.
     pub schedule: Schedule,
+    /// With `schedule = "async"`: whether all stages use the weights of one and the same step for a step's samples. Default false:
+    /// each uses its newest, and gradients are less old. Where true, all stages keep as many versions as the first one.
+    pub vertical_sync: Option<bool>,
+    /// With `schedule = "async"`: steps between two times at which each stage goes on from the mean of the versions of its weights
+    /// that it keeps, 1 or more (FTPipeHD's aggregation; 5 for VGG there). Default never, as there for MobileNetV2. It
+    /// steadies optimisers with much momentum.
+    pub aggregate_every: Option<u64>,
+    /// With `schedule = "async"`: whether stage i of n has up to 2 (n - i) - 1 steps' samples on their way, which hides the time of
+    /// transfers, and not just n - i. Default false: gradients are then nearly twice as old.
+    pub hide_transfers: Option<bool>,
+    /// With `schedule = "async"`: whether each stage divides the learning rate by the number of versions of its weights that it
+    /// keeps, which is one more than a gradient may be updates old (staleness-aware SGD, Zhang et al. 2016). Default true; FTPipeHD
+    /// takes the rate as it is.
+    pub scale_rate: Option<bool>,
     /// How the first cut is found. Default `measured`.
     pub cut: Cut,
     /// When it changes. Default `adaptive`: when a peer falls out, and when another cut is so much faster that moving pays.
     pub recut: Cutting,
     /// Copies of each stage on other peers, 0 to 16. Default 2: two peers may be lost at once.
     pub copies: u32,
-    /// Steps between two copies, 1 or more; more where the links do not carry them that fast. Default: as often as takes an eighth of
-    /// the time, and not more often than every ten steps; stages are slower while they copy, by a third in `netem/scenarios/`.
+    /// Steps between two copies, 1 or more; more where the links do not carry them that fast. Default: as often as costs a twentieth of
+    /// the time, which is measured, and not more often than every ten steps.
     pub copy_every: Option<u64>,
-    /// Number format of activations and gradients between stages. Default `f32`, which is exact.
+    /// Number format of activations and gradients between stages. Default `f32`, which is exact; for slow links `f16`, `bf16`, and
+    /// `int8` with a scale per 256 values, each off by at most 0.4 % of the largest of them.
     pub values: Precision,
     /// Whether activations are computed again on the way back instead of being kept: less memory, a third more work.
     pub recompute: bool,
@@ -41,6 +59,11 @@ pub enum Schedule {
     /// All forward, then all backward (a baseline: more memory for activations).
     #[serde(rename = "gpipe")]
     Gpipe,
+    /// Nobody waits: each step's samples go through the stages at once, and the next follow before they are back (PipeDream,
+    /// FTPipeHD). Not exact: stage i of n is trained with gradients of weights that are at most n - i - 1 updates old, with
+    /// `vertical_sync` n - 1.
+    #[serde(rename = "async")]
+    Asynchronous,
 }
 
 /// How cuts are found.
@@ -67,15 +90,16 @@ pub enum Precision {
     F16,
     /// 2 bytes, 8 bits of precision.
     Bf16,
+    /// A byte, and a scale per 256 values.
+    Int8,
 }
 
 impl Precision {
-    /// Bytes of a value.
-    pub fn bytes(self) -> u64 {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
+    /// Bytes on the wire of values that have `bytes` as f32.
+    pub fn wire_bytes(self, bytes: u64) -> u64 {
+        let n = usize::try_from(bytes / 4).ok();
+        let shorter = n.and_then(|n| self.on_the_wire().n_bytes(n));
+        shorter.map_or(bytes, |shorter| shorter as u64)
     }
 
     /// As frames carry it.
@@ -84,6 +108,7 @@ impl Precision {
             Self::F32 => values::Precision::F32,
             Self::F16 => values::Precision::F16,
             Self::Bf16 => values::Precision::Bf16,
+            Self::Int8 => values::Precision::Int8,
         }
     }
 }
@@ -91,8 +116,12 @@ impl Precision {
 impl Default for Pipeline {
     fn default() -> Self {
         Self {
-            micro_batches: 8,
+            micro_batches: None,
             schedule: Schedule::default(),
+            vertical_sync: None,
+            aggregate_every: None,
+            hide_transfers: None,
+            scale_rate: None,
             cut: Cut::default(),
             recut: Cutting::default(),
             copies: 2,
@@ -104,9 +133,36 @@ impl Default for Pipeline {
 }
 
 impl Pipeline {
+    /// Micro-batches of a step.
+    pub fn n_micro(&self) -> u32 {
+        match self.schedule {
+            Schedule::Asynchronous => 1,
+            _ => self.micro_batches.unwrap_or(MICRO_BATCHES).max(1),
+        }
+    }
+
+    /// Whether steps overlap.
+    pub fn is_asynchronous(&self) -> bool {
+        self.schedule == Schedule::Asynchronous
+    }
+
+    /// Whether the asynchronous schedule uses weights of one step on all stages.
+    pub fn syncs_versions(&self) -> bool {
+        self.vertical_sync.unwrap_or(false)
+    }
+
+    /// Whether more micro-batches are on their way than there are stages, while others are transferred.
+    pub fn hides_transfers(&self) -> bool {
+        match self.schedule {
+            Schedule::OneForwardOneBackward => true,
+            Schedule::Gpipe => false,
+            Schedule::Asynchronous => self.hide_transfers.unwrap_or(false),
+        }
+    }
+
     /// Samples of micro-batch `micro` of a step of `batch` samples.
     pub fn samples(&self, batch: u32, micro: u32) -> u32 {
-        let n = self.micro_batches.max(1);
+        let n = self.n_micro();
         batch / n + u32::from(micro < batch % n)
     }
 
@@ -122,6 +178,7 @@ impl Pipeline {
             copies: self.copies as usize,
             last_step,
             cutting: self.recut,
+            is_exact: !self.is_asynchronous(),
             ..agreement::Config::new(n_blocks)
         }
     }
@@ -129,15 +186,18 @@ impl Pipeline {
     /// What the flow through stage `stage` of `n_stages` takes from it; a look takes `looks` micro-batches.
     pub fn shape(&self, stage: usize, n_stages: usize, looks: u32) -> flow::Shape {
         let depth = match self.schedule {
-            Schedule::OneForwardOneBackward => flow::depth(stage, n_stages, self.micro_batches),
-            Schedule::Gpipe => self.micro_batches,
+            Schedule::OneForwardOneBackward => flow::depth(stage, n_stages, self.n_micro()),
+            Schedule::Gpipe => self.n_micro(),
+            Schedule::Asynchronous => {
+                flow::asynchronous_depth(stage, n_stages, self.hides_transfers())
+            }
         };
         flow::Shape {
             stage,
             n_stages,
-            micro: self.micro_batches,
+            micro: self.n_micro(),
             depth,
-            asynchronous: false,
+            asynchronous: self.is_asynchronous(),
             looks,
             line_every: self.copy_every.unwrap_or(LEAST_STEPS),
         }
@@ -151,10 +211,28 @@ mod tests {
     #[test]
     fn micro_batches_share_out_all_samples() {
         let pipeline = Pipeline {
-            micro_batches: 3,
+            micro_batches: Some(3),
             ..Pipeline::default()
         };
         let samples: Vec<u32> = (0..3).map(|micro| pipeline.samples(8, micro)).collect();
         assert_eq!(samples, [3, 3, 2]);
+    }
+
+    #[test]
+    fn the_samples_of_an_asynchronous_step_stay_together() {
+        let pipeline = Pipeline {
+            schedule: Schedule::Asynchronous,
+            ..Pipeline::default()
+        };
+        assert_eq!((pipeline.n_micro(), pipeline.samples(128, 0)), (1, 128));
+        let depths = |pipeline: Pipeline| [0, 1, 2].map(|i| pipeline.shape(i, 3, 0).depth);
+        assert_eq!(depths(pipeline), [3, 2, 1]);
+        let hides = Pipeline {
+            hide_transfers: Some(true),
+            ..pipeline
+        };
+        assert_eq!(depths(hides), [5, 3, 1]);
+        assert!(pipeline.shape(0, 3, 0).asynchronous && !pipeline.agreement(4, 1, None).is_exact);
+        assert!(Pipeline::default().agreement(4, 1, None).is_exact);
     }
 }

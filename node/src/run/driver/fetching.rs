@@ -5,12 +5,20 @@ use std::time::{Duration, Instant};
 use skein_gossip::agreement::Input;
 use skein_gossip::ids::Digest;
 use skein_gossip::message::StateRequest;
+use skein_model::snapshot::Snapshot;
 
 use super::super::journal::Entry;
 use super::super::{fetch, threads};
 use super::{Done, Driver, Fetching, RETRY_AFTER};
 
 impl Driver {
+    /// The weights named `digest`, if they are offered or were fetched.
+    pub(in super::super) fn weights(&self, digest: Digest) -> Option<&Snapshot> {
+        let mut held = self.offered.iter().chain(&self.fetched);
+        let found = held.find(|(held, _)| *held == digest);
+        found.map(|(_, snapshot)| snapshot)
+    }
+
     /// Begins a try to fetch what is wanted from whoever has it now.
     pub(super) fn try_fetch(&mut self) {
         self.retry_at = None;
@@ -63,7 +71,7 @@ impl Driver {
                     .map(|threads| threads.decode_weights(&bytes));
                 match decoded {
                     Some(Ok(snapshot)) if Digest(snapshot.weights_hash()) == digest => {
-                        self.kept = Some((digest, snapshot));
+                        self.fetched = Some((digest, snapshot));
                         self.fetching = Fetching::Nothing;
                         return self.input(Input::Fetched(digest));
                     }

@@ -94,8 +94,10 @@ pub(super) struct Driver {
     learning: Option<PeerId>,
     /// Samples of the losing side of a partition that this replica holds and the others do not.
     pub(super) unmerged: u64,
-    /// The weights offered, decided or agreed, for others and for the result.
-    pub(super) kept: Option<(Digest, Snapshot)>,
+    /// The weights that this peer offers. Kept until the end, whatever was decided meanwhile: another decision may be for them.
+    offered: Option<(Digest, Snapshot)>,
+    /// The decided weights, fetched from another peer.
+    fetched: Option<(Digest, Snapshot)>,
     /// Why this peer has no model to offer.
     no_candidate: Option<String>,
     last_checkpoint: (Instant, u64),
@@ -151,7 +153,8 @@ pub(super) async fn run(
         pace_written: started,
         learning: None,
         unmerged: 0,
-        kept: None,
+        offered: None,
+        fetched: None,
         no_candidate: None,
         last_checkpoint: (started, 0),
         saving: false,
@@ -279,7 +282,10 @@ impl Driver {
                         seconds: took.as_secs_f64(),
                     });
                     self.figures.step = step;
-                    self.fetching = Fetching::Nothing;
+                    // The end may have come meanwhile, and what is fetched now may be its weights.
+                    if matches!(self.fetching, Fetching::Replica { .. }) {
+                        self.fetching = Fetching::Nothing;
+                    }
                     self.input(Input::Synced { step });
                 }
                 Err(reason) => {
@@ -289,10 +295,10 @@ impl Driver {
                 }
             },
             // It took so long that the others went on without it: the agreed weights are what is kept.
-            Done::Candidate(_) if self.closed || self.kept.is_some() => {}
+            Done::Candidate(_) if self.closed || self.fetched.is_some() => {}
             Done::Candidate(Ok((step, evaluation, snapshot))) => {
                 let digest = Digest(snapshot.weights_hash());
-                self.kept = Some((digest, *snapshot));
+                self.offered = Some((digest, *snapshot));
                 self.figures.evaluated(step, &evaluation);
                 if let Some(threads) = &self.threads {
                     // The last packets count in the report too.

@@ -59,7 +59,7 @@ impl Driver {
                     self.tell_coder(coder::Input::View { view, agreed: true });
                 }
                 Output::Sync { from_step } => {
-                    self.tell_trainer(Command::Pause);
+                    self.pause_training();
                     self.fetching = Fetching::Replica {
                         from_step,
                         partial: None,
@@ -73,7 +73,7 @@ impl Driver {
                 }
                 Output::Pause { lost_samples } => {
                     self.fetching = Fetching::Nothing;
-                    self.tell_trainer(Command::Pause);
+                    self.pause_training();
                     self.tell_coder(coder::Input::View {
                         view: None,
                         agreed: false,
@@ -86,7 +86,7 @@ impl Driver {
                     self.journal.write(&Entry::Ending { reason: &reason });
                     self.reason = reason;
                     self.fetching = Fetching::Nothing;
-                    self.tell_trainer(Command::Pause);
+                    self.pause_training();
                     self.tell_coder(coder::Input::View {
                         view: None,
                         agreed: false,
@@ -115,6 +115,12 @@ impl Driver {
         );
     }
 
+    /// A start that still waits for the coder is called off with it.
+    fn pause_training(&mut self) {
+        self.orders.retain(|order| !matches!(order, Order::Train));
+        self.tell_trainer(Command::Pause);
+    }
+
     /// Writes the agreed model and the result; the threads end, memory is given back.
     pub(super) fn close(&mut self, decision: Option<Decision>) {
         if std::mem::replace(&mut self.closed, true) {
@@ -124,7 +130,11 @@ impl Driver {
             self.reason = format!("{}, but there is no model: {why}", self.reason);
         }
         let result = self.figures.result(&self.agreement, decision, &self.reason);
-        let snapshot = self.kept.take().map(|(_, snapshot)| snapshot);
+        let digest = decision.map(|decision| decision.candidate.digest);
+        let held = [self.offered.take(), self.fetched.take()];
+        let mut held = held.into_iter().flatten();
+        let snapshot = held.find(|(held, _)| Some(*held) == digest);
+        let snapshot = snapshot.map(|(_, snapshot)| snapshot);
         if let Err(error) = threads::save_result(self, &result, snapshot) {
             tracing::error!(job = %self.context.id.short(), error, "result not written");
             self.figures.failure = Some(error);

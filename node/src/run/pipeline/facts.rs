@@ -4,7 +4,7 @@ use skein_gossip::pipeline::message::DataShape;
 use skein_model::config::{ModelConfig, OptimiserConfig};
 use skein_model::data::{Normalisation, Splits};
 use skein_model::model::Layout;
-use skein_model::stage::{BlockLayout, Stage, block_layouts, boundary_shapes};
+use skein_model::stage::{BlockLayout, Depth, Stage, Stashed, block_layouts, boundary_shapes};
 
 use crate::job::JobFile;
 use crate::job::strategy::Pipeline;
@@ -108,6 +108,33 @@ impl Facts {
         let mut stage = stage.map_err(|error| error.to_string())?;
         stage.set_recompute(self.pipeline.recompute);
         Ok(stage)
+    }
+
+    /// As [`Facts::stage`], one that keeps versions of its weights; with the rate that goes with gradients that old.
+    pub(super) fn stashed(
+        &self,
+        blocks: std::ops::Range<u16>,
+        depth: Depth,
+    ) -> Result<Stashed, String> {
+        let input = self.data.input.map(i64::from);
+        let range = usize::from(blocks.start)..usize::from(blocks.end);
+        let make = || {
+            let mut stage = Stashed::new(
+                &self.config,
+                input,
+                i64::from(self.data.classes),
+                self.seed,
+                range,
+                (self.optimiser.clone(), depth),
+            )?;
+            if self.pipeline.scale_rate.unwrap_or(true) {
+                let rate = self.optimiser.learning_rate();
+                stage.set_learning_rate(rate / depth.versions as f64)?;
+            }
+            stage.set_recompute(self.pipeline.recompute);
+            Ok(stage)
+        };
+        make().map_err(|error: skein_model::stage::StageError| error.to_string())
     }
 
     /// Rows of the validation set in micro-batch `micro` of a look.

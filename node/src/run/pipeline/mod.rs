@@ -10,6 +10,7 @@
 
 mod facts;
 mod store;
+mod links;
 mod planner;
 mod prepare;
 mod outbox;

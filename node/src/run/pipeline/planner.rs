@@ -3,19 +3,19 @@
 
 use std::sync::Arc;
 
+use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::agreement::{Candidate, Planned, Planner};
 use skein_gossip::pipeline::message::Profile;
 use skein_gossip::pipeline::plan::{Blocks, Plan, Stage};
-use skein_model::plan::{self, Device, Links, Placement, PlanError, Prediction, Time, Work};
+use skein_model::plan::{
+    self, Device, Links, Placement, PlanError, Prediction, Stashing, Time, Work,
+};
 
 use super::facts::Facts;
-use crate::control::{Hex, PlanStatus, PlannedStage};
-use crate::job::strategy::pipeline::{Cut, Schedule};
+use super::links;
+use crate::control::{Hex, PlanStatus, PlannedLink, PlannedStage};
+use crate::job::strategy::pipeline::Cut;
 
-/// Bytes per second that a link is reckoned with before it was measured: 100 Mbit/s.
-const UNMEASURED_RATE: f64 = 12.5e6;
-/// Seconds of a transfer beside its bytes: a wired LAN and the hand-over between two threads on each side.
-const LATENCY: f64 = 1e-3;
 /// Lines of each block that are held at once: the newest safe one, the one before it, and one under way.
 const LINES: u64 = 3;
 
@@ -72,19 +72,14 @@ impl CutPlanner {
             })
         };
         let devices = hosts.iter().map(device).collect::<Option<Vec<_>>>()?;
-        let rate = |from: &&Candidate, to: &&Candidate| {
-            let rates = from.profile.iter().flat_map(|profile| &profile.rates);
-            let mut measured = rates.filter(|(peer, rate)| *peer == to.peer && *rate > 0.0);
-            measured
-                .next()
-                .map_or(UNMEASURED_RATE, |(_, rate)| f64::from(*rate))
-        };
-        let rates = hosts
-            .iter()
-            .map(|from| hosts.iter().map(|to| rate(from, to)).collect());
+        let rows = hosts.iter().map(|from| {
+            let row = hosts.iter().map(|to| links::link(from, to));
+            row.map(|link| (link.rate, link.latency)).unzip()
+        });
+        let (rate, latency): (Vec<Vec<f64>>, Vec<Vec<f64>>) = rows.unzip();
         let links = Links {
-            rate: rates.collect(),
-            latency: LATENCY,
+            rate,
+            latency,
             shared: false,
         };
         let pipeline = &self.facts.pipeline;
@@ -100,15 +95,20 @@ impl CutPlanner {
             let seconds = |us: f32| Time::measured([(samples, f64::from(us) / 1e6)]);
             (block.forward, block.backward) =
                 (seconds(times.forward_us), seconds(times.backward_us));
-            block.output_bytes = block.output_bytes * self.facts.pipeline.values.bytes() / 4;
+            block.output_bytes = pipeline.values.wire_bytes(block.output_bytes);
             block.state_bytes += copies * layout.encoded_len() as u64;
         }
         let work = Work {
             profile,
             micro_batch: samples,
-            n_micro: pipeline.micro_batches as usize,
+            n_micro: pipeline.n_micro() as usize,
             recompute: pipeline.recompute,
-            hides_transfers: pipeline.schedule == Schedule::OneForwardOneBackward,
+            hides_transfers: pipeline.hides_transfers(),
+            stashing: match (pipeline.is_asynchronous(), pipeline.syncs_versions()) {
+                (false, _) => Stashing::None,
+                (true, false) => Stashing::Own,
+                (true, true) => Stashing::VerticalSync,
+            },
         };
         Some(Problem {
             hosts,
@@ -191,7 +191,21 @@ impl CutPlanner {
         let idle = candidates.iter().filter(|candidate| {
             candidate.profile.is_some() && plan.stage_of(candidate.peer).is_none()
         });
+        let candidate = |peer| candidates.iter().find(|candidate| candidate.peer == peer);
+        let link = |pair: &[Stage]| {
+            let (from, to) = (candidate(pair[0].host)?, candidate(pair[1].host)?);
+            let (there, back) = (links::link(from, to), links::link(to, from));
+            let planned = |(from, to, link): (PeerId, PeerId, links::Link)| PlannedLink {
+                from: Hex(from),
+                to: Hex(to),
+                bytes_per_s: link.rate,
+                latency_s: link.latency,
+                known: link.known,
+            };
+            Some([(from.peer, to.peer, there), (to.peer, from.peer, back)].map(planned))
+        };
         Ok(PlanStatus {
+            links: plan.stages.windows(2).filter_map(link).flatten().collect(),
             step_s: prediction.step_seconds,
             samples_per_s: f64::from(self.facts.batch) / prediction.step_seconds,
             stages: stages.collect(),

@@ -13,8 +13,8 @@ use super::facts::{self, Facts};
 use super::store::{self, Copies};
 use crate::job::JobFile;
 
-/// Passes per block and size of which the middle one counts.
-const PASSES: usize = 3;
+/// Passes per block and size of which the fastest counts.
+const PASSES: usize = 5;
 
 /// What can be said before the shape of the data is known.
 #[derive(Debug)]
@@ -68,17 +68,7 @@ pub(super) fn prepare(
     let facts = Arc::new(Facts::new(file, shape)?);
     let (copies, skipped) = store::load(copies, &facts.blocks);
     let samples = facts.pipeline.samples(facts.batch, 0) as usize;
-    let input = shape.input.map(i64::from);
-    let classes = i64::from(shape.classes);
-    let measured = plan::measure(
-        &facts.config,
-        input,
-        classes,
-        &facts.optimiser,
-        samples,
-        PASSES,
-    );
-    let measured = measured.map_err(|error| error.to_string())?;
+    let measured = measure(&facts, shape, PASSES)?;
     let time = |block: &plan::BlockProfile| BlockTime {
         forward_us: (block.forward.of(samples) * 1e6) as f32,
         backward_us: (block.backward.of(samples) * 1e6) as f32,
@@ -98,4 +88,24 @@ pub(super) fn prepare(
         copies,
         skipped,
     })
+}
+
+/// Times every block in `passes` passes over a micro-batch.
+///
+/// # Errors
+/// In words for the user.
+pub(super) fn measure(
+    facts: &Facts,
+    shape: &DataShape,
+    passes: usize,
+) -> Result<plan::Profile, String> {
+    let measured = plan::measure(
+        &facts.config,
+        shape.input.map(i64::from),
+        i64::from(shape.classes),
+        &facts.optimiser,
+        facts.pipeline.samples(facts.batch, 0) as usize,
+        passes,
+    );
+    measured.map_err(|error| error.to_string())
 }

@@ -38,6 +38,11 @@ impl Copies {
         self.states.retain(|(held, _), _| *held >= step);
     }
 
+    /// Drops what is newer than `step`.
+    pub(super) fn undo(&mut self, step: u64) {
+        self.states.retain(|(held, _), _| *held <= step);
+    }
+
     /// The newest step before `step` at which all of `blocks` are held.
     pub(super) fn base(&self, step: u64, blocks: std::ops::Range<u16>) -> Option<u64> {
         let mut older: Vec<u64> = self
@@ -175,7 +180,7 @@ pub(super) fn unpack(
     }
 }
 
-/// Writes a line's copies below `folder` and removes older ones.
+/// Writes a line's copies below `folder` and removes those of other lines.
 pub(super) fn save(folder: &Path, step: u64, states: &[(u16, State)]) -> io::Result<()> {
     let line = folder.join(step.to_string());
     fs::create_dir_all(&line)?;
@@ -188,8 +193,8 @@ pub(super) fn save(folder: &Path, step: u64, states: &[(u16, State)]) -> io::Res
         fs::rename(&temporary, line.join(block.to_string()))?;
     }
     fs::File::open(&line)?.sync_all()?;
-    for (older, path) in lines(folder)? {
-        if older < step {
+    for (other, path) in lines(folder)? {
+        if other != step {
             fs::remove_dir_all(path)?;
         }
     }

@@ -352,9 +352,9 @@ impl Figures {
                 Phase::Waiting,
                 Some("loading data and building the model".into()),
             ),
-            Standing::Ready(_) => {
+            Standing::Ready(_) | Standing::Again(_) => {
                 let beats = agreement.heard().values();
-                let ready = beats.filter(|beat| matches!(beat.standing, Standing::Ready(_)));
+                let ready = beats.filter(|beat| beat.standing.holding().is_some());
                 let n_ready = 1 + ready.count();
                 let reason = if agreement.heard().values().any(|beat| beat.view.is_some()) {
                     "waiting to be admitted by the peers that train".to_owned()

@@ -1,22 +1,25 @@
 //! What the steward does: sees that a new view is needed, and proposes it.
 
+mod blocks;
 mod recut;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::super::links;
 use super::super::message::{self, Standing, View};
 use super::super::plan::{Plan, Stage};
 use super::{Agreement, Candidate, Cutting, Planned};
 use crate::ids::PeerId;
 use crate::time::Tick;
 use crate::view::Stamp;
+use blocks::BlockFactors;
 
 /// Steps are saved for at least this long, as far as anybody knows; a move must cost less.
 const HORIZON: Duration = Duration::from_secs(60);
 /// Bytes per second that a move is reckoned with where no link was measured.
-const UNMEASURED_RATE: f64 = 10e6;
+pub(super) const UNMEASURED_RATE: f64 = 10e6;
 /// Frames were lost: a host that is dead will be missed within that time, and then one new view does for both.
 const BROKEN_FOR: Duration = Duration::from_millis(300);
 /// Pause before a plan is looked for again where there was none.
@@ -35,8 +38,20 @@ pub(super) struct Lead {
     adopted: Option<Tick>,
     /// When no plan was found.
     failed: Option<Tick>,
-    /// By how much hosts were slower than profiled once the view had settled.
-    settled: Option<BTreeMap<PeerId, f32>>,
+    /// When the view came into effect, and the steps made then.
+    in_effect: Option<(Tick, u64)>,
+    /// Microseconds of a step that the cut promised, until they are measured.
+    promise: Option<f64>,
+    /// Microseconds that all blocks took each device when the cut was made,
+    decided: BTreeMap<PeerId, f32>,
+    /// and once it had settled,
+    settled: BTreeMap<PeerId, f32>,
+    /// which was something else.
+    misjudged: bool,
+    /// Kept over views.
+    factors: BlockFactors,
+    /// What the links between its stages carried then.
+    links: Option<Vec<f64>>,
     /// When this peer noticed that it had been away: what it knows of the others is old.
     was_away: Option<Tick>,
 }
@@ -46,6 +61,7 @@ impl Lead {
         *self = Self {
             adopted: Some(now),
             progress: (0, Some(now)),
+            factors: std::mem::take(&mut self.factors),
             was_away: self.was_away,
             ..Self::default()
         };
@@ -105,6 +121,9 @@ impl Agreement {
             let enough = measured.count() >= self.config.start_peers.max(1);
             return enough.then_some(Reason::Needed);
         };
+        if self.has_restarted(&view) {
+            return self.have_all_restarted(&view).then_some(Reason::Needed);
+        }
         if self.is_lost(&view)
             || self.is_broken_for_long(&view)
             || self.is_unreachable(&view)
@@ -122,7 +141,7 @@ impl Agreement {
     }
 
     /// A host is dead, or is no longer what it was.
-    fn is_lost(&self, view: &View) -> bool {
+    pub(super) fn is_lost(&self, view: &View) -> bool {
         let lost = |host: PeerId| {
             if host == self.me {
                 return false;
@@ -215,11 +234,11 @@ impl Agreement {
         let rates = candidates
             .iter()
             .filter_map(|candidate| candidate.profile.as_ref());
-        let rates =
-            rates.flat_map(|profile| profile.rates.iter().map(|(_, rate)| f64::from(*rate)));
-        let rate = rates
-            .filter(|rate| *rate > 0.0)
-            .fold(f64::INFINITY, f64::min);
+        let rates = rates.flat_map(|profile| {
+            let to_each = profile.rates.iter().map(|rate| rate.peer);
+            to_each.filter_map(|peer| links::measured(&profile.rates, peer))
+        });
+        let rate = rates.fold(f64::INFINITY, f64::min);
         let rate = if rate.is_finite() {
             rate
         } else {
@@ -228,7 +247,7 @@ impl Agreement {
         Duration::try_from_secs_f64(bytes as f64 / rate).unwrap_or(HORIZON)
     }
 
-    /// The peers that a plan may use.
+    /// The peers that a plan may use, with what steps have shown of them.
     pub fn candidates(&self) -> Vec<Candidate> {
         let candidate = |peer: PeerId| match self.heard.get(&peer) {
             Some(heard) => Candidate {
@@ -244,7 +263,14 @@ impl Agreement {
                 slowdown: self.own.slowdown,
             },
         };
-        self.crew().into_iter().map(candidate).collect()
+        let plan = self.view.as_ref().map(|view| &view.plan);
+        let corrected = |candidate: Candidate| {
+            let stage = plan.and_then(|plan| plan.stage_of(candidate.peer));
+            let stage = stage.map(|(_, stage)| stage.blocks.clone());
+            self.lead.factors.applied(candidate, stage)
+        };
+        let crew = self.crew().into_iter();
+        crew.map(candidate).map(corrected).collect()
     }
 
     fn recover(&mut self) {

@@ -2,16 +2,26 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::agreement::{Agreement, Input};
+use skein_gossip::pipeline::links::LinkRate;
 use tokio::sync::mpsc;
 
 use super::super::planner::CutPlanner;
 use super::super::prepare::{self, Prepared};
-use super::super::worker::{self, Worker};
+use super::super::store::Copies;
+use super::super::worker::{self, Command, Worker};
+use super::standby::Standby;
 use super::{Done, Driver, Running};
 use crate::run::journal::Entry;
+
+/// How long the frame that shows what a link carries may take, and all of them.
+const PROBE: Duration = Duration::from_secs(1);
+const PROBES: Duration = Duration::from_secs(3);
+/// Peers that are sent one; a plan takes no more devices into account.
+const MOST_PROBED: usize = 16;
 
 impl Driver {
     pub(super) fn load(&mut self) {
@@ -45,16 +55,81 @@ impl Driver {
         });
     }
 
-    /// This peer takes part from now on.
+    /// Sends something to each peer to which nothing was sent yet, so that the first cut is planned with what the links carry. One
+    /// after the other, each peer beginning with another, so that they are not in each other's way.
+    pub(super) fn probe(&mut self, prepared: Box<Prepared>) {
+        let (net, done) = (self.context.net.clone(), self.done.clone());
+        let me = net.local();
+        let mut peers = self.connected.clone();
+        peers.sort_unstable_by_key(|peer| (*peer < me, *peer));
+        tokio::spawn(async move {
+            let unknown = |peer: &PeerId| net.capacity(*peer).is_none_or(|known| known.is_bound);
+            let probing = async {
+                for peer in peers.into_iter().filter(unknown).take(MOST_PROBED) {
+                    net.probe(peer, PROBE).await;
+                }
+            };
+            // Plans do without what is not known by then.
+            let _ = tokio::time::timeout(PROBES, probing).await;
+            let _ = done.send(Done::Probed(prepared)).await;
+        });
+    }
+
+    /// A peer has come while this one takes part: what the link to it carries is not known yet.
+    pub(super) fn probe_newcomer(&self, peer: PeerId) {
+        if self.running.is_some() && !self.is_closed() {
+            let net = self.context.net.clone();
+            tokio::spawn(async move { net.probe(peer, PROBE).await });
+        }
+    }
+
+    /// What the links to the peers that are connected carry.
+    pub(super) fn rates(&self) -> Vec<LinkRate> {
+        let net = &self.context.net;
+        let rate = |peer: &PeerId| Some(LinkRate::new(*peer, net.capacity(*peer)?));
+        self.connected.iter().filter_map(rate).collect()
+    }
+
+    /// Prepares anew, as after a start: what was in memory is forgotten.
+    pub(super) fn restart(&mut self) {
+        self.order(Command::Halt);
+        if let Some(running) = &mut self.running {
+            running.copies = Copies::default();
+        }
+        self.journal.write(&Entry::Restarting {});
+        self.preparing = false;
+        self.prepare();
+    }
+
+    fn begin_again(&mut self, prepared: Prepared) {
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        let held = prepared.copies.held(running.facts.n_blocks());
+        let newest = held.first().map_or(0, |held| held.step);
+        running.copies = prepared.copies;
+        running.saved = (Instant::now(), newest);
+        self.input(Input::Prepared {
+            has_data: self.data.is_some(),
+            profile: prepared.profile,
+            held,
+        });
+    }
+
+    /// This peer takes part from now on, or again.
     pub(super) fn begin(&mut self, prepared: Prepared) {
+        if self.running.is_some() {
+            return self.begin_again(prepared);
+        }
         let Prepared {
             facts,
             data,
-            profile,
+            mut profile,
             measured,
             copies,
             skipped,
         } = prepared;
+        profile.rates = self.rates();
         let Some(frames) = self.frames.take() else {
             return;
         };
@@ -63,6 +138,7 @@ impl Driver {
             file.strategy
                 .pipeline
                 .agreement(facts.n_blocks(), file.start.peers, file.stop.steps);
+        let standby = Standby::new(measured.clone());
         let planner = CutPlanner::new(Arc::clone(&facts), measured);
         let me = self.context.net.local();
         let agreement = Agreement::new(
@@ -115,7 +191,10 @@ impl Driver {
             events,
             saved: (Instant::now(), newest),
             saving: false,
+            standby,
             ended: false,
+            undone: 0,
+            distrusted: None,
         });
         for peer in self.connected.clone() {
             self.input(Input::Connected(peer));

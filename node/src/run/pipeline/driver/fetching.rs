@@ -21,7 +21,10 @@ impl Driver {
         let facts = Arc::clone(&running.facts);
         let layouts =
             facts.blocks[usize::from(want.blocks.start)..usize::from(want.blocks.end)].to_vec();
-        let have = running.copies.base(want.step, want.blocks.clone());
+        let undone = running.undone;
+        let is_trusted = running.distrusted != Some((want.step, want.blocks.start));
+        let have = is_trusted.then(|| running.copies.base(want.step, want.blocks.clone()));
+        let have = have.flatten();
         let old: Vec<(u16, State)> = match have {
             Some(have) => want
                 .blocks
@@ -67,14 +70,29 @@ impl Driver {
                     unpacked.unwrap_or_else(|error| Err(error.to_string()))
                 }
             };
-            let _ = done.send(Done::Fetched(want, outcome)).await;
+            let _ = done.send(Done::Fetched(want, undone, outcome)).await;
         });
     }
 
-    pub(super) fn on_fetched(&mut self, want: Want, outcome: Result<Vec<(u16, State)>, String>) {
+    /// What was asked for when work had been undone `undone` times has come.
+    pub(super) fn on_fetched(
+        &mut self,
+        want: Want,
+        undone: u64,
+        outcome: Result<Vec<(u16, State)>, String>,
+    ) {
         let Some(running) = &mut self.running else {
             return;
         };
+        let outcome = match undone == running.undone {
+            true => outcome,
+            false => Err("work was undone meanwhile".into()),
+        };
+        // A change against an older copy may not fit here where that step was made twice: next it comes whole.
+        running.distrusted = outcome
+            .is_err()
+            .then_some((want.step, want.blocks.start))
+            .filter(|_| !running.is_exact());
         match outcome {
             Ok(states) => {
                 for (block, state) in states {

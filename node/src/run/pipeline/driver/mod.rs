@@ -6,6 +6,7 @@
 mod beginning;
 mod fetching;
 mod outputs;
+mod standby;
 mod working;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -15,10 +16,12 @@ use std::time::{Duration, Instant};
 use skein_gossip::ids::{Digest, PeerId};
 use skein_gossip::message::{self, StateRequest, StateResponse};
 use skein_gossip::pipeline::agreement::{Agreement, Input, Want};
-use skein_gossip::pipeline::message::{DataShape, Message};
+use skein_gossip::pipeline::message::{DataShape, Message, View};
 use skein_gossip::time::Tick;
+use skein_gossip::view::Stamp;
 use skein_gossip::wire::codec;
 use skein_model::data::Splits;
+use skein_model::plan::Profile;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::facts::Facts;
@@ -37,9 +40,13 @@ use crate::run::journal::{Entry, Journal};
 pub(super) enum Done {
     Loaded(Loaded),
     Prepared(Result<Box<Prepared>, String>),
-    Fetched(Want, Result<Vec<(u16, State)>, String>),
+    /// What the links carry is known, where it can be.
+    Probed(Box<Prepared>),
+    /// With how often work had been undone when it was asked for.
+    Fetched(Want, u64, Result<Vec<(u16, State)>, String>),
     Saved(Result<u64, String>),
     Finished(Result<Digest, String>),
+    Measured(Result<Profile, String>),
 }
 
 /// A job that this peer takes part in.
@@ -54,8 +61,35 @@ pub(super) struct Running {
     events: mpsc::Receiver<worker::Event>,
     saved: (Instant, u64),
     saving: bool,
+    standby: standby::Standby,
     /// The thread is gone.
     ended: bool,
+    /// How often work was undone that is made again differently.
+    undone: u64,
+    /// Step and first block of copies that could not be had as a change against those held.
+    distrusted: Option<(u64, u16)>,
+}
+
+impl Running {
+    /// Whether a step that is made again is the same.
+    fn is_exact(&self) -> bool {
+        !self.facts.pipeline.is_asynchronous()
+    }
+
+    /// Work is halted for `view`: drops the copies that are no part of it any more.
+    fn undo(&mut self, view: &View) {
+        if !self.is_exact() && view.after.is_none() {
+            self.copies.undo(view.from);
+            self.saved.1 = self.saved.1.min(view.from);
+            self.undone += 1;
+        }
+    }
+
+    /// Whether lines made in the view `made` are lines of the job.
+    fn counts(&self, made: Stamp) -> bool {
+        let counts = |view: &Arc<View>| view.stamp == made || view.after == Some(made);
+        self.is_exact() || self.agreement.view().is_some_and(counts)
+    }
 }
 
 pub(super) struct Driver {
@@ -167,6 +201,7 @@ impl Driver {
             Event::Connected(peer) => {
                 self.connected.push(peer);
                 self.input(Input::Connected(peer));
+                self.probe_newcomer(peer);
             }
             Event::Disconnected(peer) => {
                 self.connected.retain(|connected| *connected != peer);
@@ -210,15 +245,21 @@ impl Driver {
         match done {
             Done::Loaded(loaded) => {
                 self.loaded = true;
+                if let Some(reason) = &loaded.reason {
+                    let job = self.context.id.short();
+                    tracing::warn!(%job, reason, "no data here; this peer can host every stage but the first");
+                }
                 self.figures.no_data = loaded.reason;
                 self.data = loaded.data;
                 self.shape = loaded.shape.or(self.shape.take());
                 self.prepare();
             }
-            Done::Prepared(Ok(prepared)) => self.begin(*prepared),
+            Done::Prepared(Ok(prepared)) => self.probe(prepared),
+            Done::Probed(prepared) => self.begin(*prepared),
             Done::Prepared(Err(reason)) => self.fail(reason),
-            Done::Fetched(want, outcome) => self.on_fetched(want, outcome),
+            Done::Fetched(want, undone, outcome) => self.on_fetched(want, undone, outcome),
             Done::Saved(outcome) => self.on_saved(outcome),
+            Done::Measured(measured) => self.on_measured(measured),
             Done::Finished(Ok(digest)) => {
                 self.figures.finished(digest);
                 self.input(Input::Finished(digest));
@@ -239,6 +280,10 @@ impl Driver {
     /// Where slow work reports back.
     pub(super) fn done(&self) -> mpsc::Sender<Done> {
         self.done.clone()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// The job is over: the thread ends, memory is given back.
@@ -296,6 +341,8 @@ impl Driver {
         self.journal.flush();
         self.context.blobs.expire();
         self.save_if_due();
+        self.time_if_standing_by();
+        self.input(Input::Rates(self.rates()));
         let Some(running) = &self.running else { return };
         let samples = running.agreement.step() * u64::from(running.facts.batch);
         self.figures.sample_rate(samples);

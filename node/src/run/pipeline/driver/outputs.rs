@@ -46,10 +46,12 @@ impl Driver {
                     );
                 }
                 Output::Halt(view) => {
+                    running.undo(&view);
                     self.order(Command::Halt);
                     self.write_view(&view);
                     self.write_setback(&view);
                 }
+                Output::Restart => self.restart(),
                 Output::Until(view) => {
                     let (next, step) = (view.stamp, view.from);
                     self.order(Command::Until { next, step });
@@ -75,7 +77,7 @@ impl Driver {
     }
 
     /// Puts a command into the line for the stage's thread.
-    fn order(&mut self, command: Command) {
+    pub(super) fn order(&mut self, command: Command) {
         if let Some(running) = &mut self.running {
             running.orders.push_back(command);
         }
@@ -143,14 +145,23 @@ impl Driver {
             global_batch: u64::from(self.context.file.train.batch),
             batches: Vec::new(),
         });
-        let cut = |stage: &skein_gossip::pipeline::plan::Stage| Cut {
-            host: stage.host.short(),
-            first: stage.blocks.start,
-            end: stage.blocks.end,
+        let running = self.running.as_ref();
+        let candidates = running.map(|running| running.agreement.candidates());
+        let candidates = candidates.unwrap_or_default();
+        let promised = running.and_then(|running| running.planner.predict(&view.plan, &candidates));
+        let cut = |stage: &skein_gossip::pipeline::plan::Stage| {
+            let host = candidates.iter().find(|host| host.peer == stage.host);
+            Cut {
+                host: stage.host.short(),
+                first: stage.blocks.start,
+                end: stage.blocks.end,
+                slowdown: host.map_or(1.0, |host| host.slowdown),
+            }
         };
         self.journal.write(&Entry::Cut {
             view: view.stamp.number,
             from_step: view.from,
+            step_s: promised.map(|promised| promised.step_seconds),
             stages: view.plan.stages.iter().map(cut).collect(),
         });
     }

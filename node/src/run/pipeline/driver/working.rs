@@ -23,10 +23,14 @@ impl Driver {
             }
             Event::Broken(stamp) => self.input(Input::Broken(stamp)),
             Event::Stepped(step) => self.on_step(&step),
-            Event::Copied { step, states } => {
+            Event::Copied { view, step, states } => {
                 let Some(running) = &mut self.running else {
                     return;
                 };
+                // Where the work was undone meanwhile, so was this line.
+                if !running.counts(view) {
+                    return;
+                }
                 let (first, end) = (
                     states.first().map_or(0, |(block, _)| *block),
                     states.last().map_or(0, |(block, _)| block + 1),
@@ -82,9 +86,11 @@ impl Driver {
             links: Default::default(),
             view: step.view,
         });
+        let known = self.running.as_ref();
+        let known = known.map_or(1.0, |running| running.agreement.own_beat().slowdown);
         self.input(Input::Stepped {
             step: step.step,
-            slowdown: step.slowdown,
+            slowdown: step.slowdown.unwrap_or(known),
             contribution,
         });
     }

@@ -11,6 +11,8 @@ use skein_model::config::Split;
 use skein_model::data::{Batch, Sampler};
 use skein_model::stage::{Activation, StageError};
 
+use super::hosted::Part;
+use super::speed::Pass;
 use super::work::Work;
 use super::{Event, Step, Stop, Worker};
 
@@ -38,7 +40,7 @@ impl Work {
                 step,
                 micro,
                 gradient,
-            } => self.backward(worker, (step, micro, step), &gradient),
+            } => self.backward(worker, (step, micro, step), gradient),
             Op::Apply { step } => self.apply(worker, step),
             Op::Copy { step } => self.copy(worker, step),
             Op::Look {
@@ -52,27 +54,29 @@ impl Work {
 
     fn forward(&mut self, worker: &mut Worker, at: At, input: Option<Vec<u8>>) -> Result<(), Stop> {
         let began = Instant::now();
-        let (samples, weight) = self.share(worker, at.1);
+        let (samples, part) = self.share(worker, at);
+        self.lend(worker, Some(self.blocks().end - 1), samples);
         let mut labels = Vec::new();
         let output = match input {
             None => {
                 let batch;
                 (batch, labels) = self.draw(worker, at.0, at.1)?;
-                self.stage.forward(at.1, weight, &batch)
+                self.stage.forward(part, (&batch).into())
             }
             Some(body) => {
-                let activation =
-                    self.activation(worker, &body, self.blocks().start - 1, samples)?;
-                self.stage.forward(at.1, weight, &activation)
+                let activation = self.activation(worker, body, self.blocks().start - 1, samples)?;
+                let output = self.stage.forward(part, (&activation).into());
+                worker.net.buffers().give(activation.into_bytes());
+                output
             }
         };
         let output = output.map_err(failed)?;
-        self.speed.computed(began.elapsed());
+        self.speed.computed(Pass::Forward, began.elapsed());
         let head = self.head(worker, at, Kind::Forward, samples);
         if self.number == 0 {
             let labels = label_bytes(&labels);
             let last = self.view.plan.stages.len() - 1;
-            self.send(
+            self.send_labels(
                 worker,
                 last,
                 &Head {
@@ -80,10 +84,9 @@ impl Work {
                     ..head
                 },
                 &labels,
-                true,
             )?;
         }
-        self.send(worker, self.number + 1, &head, output.bytes(), false)
+        self.pass(worker, self.number + 1, &head, output)
     }
 
     fn loss(
@@ -94,33 +97,37 @@ impl Work {
         labels: Option<Vec<u8>>,
     ) -> Result<(), Stop> {
         let began = Instant::now();
-        let (samples, weight) = self.share(worker, at.1);
+        let (samples, part) = self.share(worker, at);
+        self.lend(worker, self.blocks().start.checked_sub(1), samples);
         let loss = match input {
             None => {
                 let (batch, labels) = self.draw(worker, at.0, at.1)?;
-                self.stage.loss(at.1, weight, &batch, &labels)
+                self.stage.loss(part, (&batch).into(), &labels)
             }
             Some(body) => {
-                let activation =
-                    self.activation(worker, &body, self.blocks().start - 1, samples)?;
+                let activation = self.activation(worker, body, self.blocks().start - 1, samples)?;
                 let labels = read_labels(labels.as_deref())?;
-                self.stage.loss(at.1, weight, &activation, &labels)
+                let loss = self.stage.loss(part, (&activation).into(), &labels);
+                worker.net.buffers().give(activation.into_bytes());
+                loss
             }
         };
         let loss = loss.map_err(failed)?;
-        self.loss += f64::from(loss.loss) * f64::from(weight);
+        self.loss += f64::from(loss.loss) * f64::from(part.weight);
         self.step_samples += u64::from(samples);
-        self.speed.computed(began.elapsed());
+        self.speed.computed(Pass::Both, began.elapsed());
         self.pass_back(worker, at, samples, loss.gradient)
     }
 
-    fn backward(&mut self, worker: &mut Worker, at: At, body: &[u8]) -> Result<(), Stop> {
+    fn backward(&mut self, worker: &mut Worker, at: At, body: Vec<u8>) -> Result<(), Stop> {
         let began = Instant::now();
-        let (samples, _) = self.share(worker, at.1);
-        let gradient = self.activation(worker, body, self.blocks().end - 1, samples)?;
-        let gradient = self.stage.backward(at.1, &gradient).map_err(failed)?;
+        let (samples, part) = self.share(worker, at);
+        self.lend(worker, self.blocks().start.checked_sub(1), samples);
+        let upstream = self.activation(worker, body, self.blocks().end - 1, samples)?;
+        let gradient = self.stage.backward(part, &upstream).map_err(failed)?;
+        worker.net.buffers().give(upstream.into_bytes());
         self.step_samples += u64::from(samples);
-        self.speed.computed(began.elapsed());
+        self.speed.computed(Pass::Backward, began.elapsed());
         self.pass_back(worker, at, samples, gradient)
     }
 
@@ -135,13 +142,14 @@ impl Work {
             return Ok(());
         };
         let head = self.head(worker, at, Kind::Backward, samples);
-        self.send(worker, before, &head, gradient.bytes(), false)
+        self.pass(worker, before, &head, gradient)
     }
 
     fn apply(&mut self, worker: &mut Worker, step: u64) -> Result<(), Stop> {
         let began = Instant::now();
-        self.stage.apply().map_err(failed)?;
-        self.speed.computed(began.elapsed());
+        self.stage.apply(step).map_err(failed)?;
+        self.speed.computed(Pass::Update, began.elapsed());
+        self.rest.stepped(Instant::now());
         let (computing, waiting, slowdown) = self.speed.stepped();
         let loss = std::mem::take(&mut self.loss) as f32;
         worker.tell(Event::Stepped(Step {
@@ -158,16 +166,15 @@ impl Work {
     }
 
     fn copy(&mut self, worker: &mut Worker, step: u64) -> Result<(), Stop> {
-        self.copied = Some(Instant::now());
+        self.rest.copying(Instant::now());
         let state = |block: u16| {
             let mut bytes = Vec::new();
-            self.stage
-                .encode_block(usize::from(block), &mut bytes)
-                .map_err(failed)?;
+            self.stage.encode_block(block, &mut bytes).map_err(failed)?;
             Ok((block, Arc::new(bytes)))
         };
         let states = self.blocks().map(state).collect::<Result<_, Stop>>()?;
-        worker.tell(Event::Copied { step, states })
+        let view = self.view.stamp;
+        worker.tell(Event::Copied { view, step, states })
     }
 
     fn look(
@@ -184,7 +191,7 @@ impl Work {
             (self.looked, self.look_began) = ((0.0, 0), Some(began));
         }
         let (batch, activation);
-        let (x, labels): (skein_model::stage::Input<'_>, Vec<i64>) = match &input {
+        let (x, labels): (skein_model::stage::Input<'_>, Vec<i64>) = match input {
             None => {
                 let Some(data) = &worker.data else {
                     return Err(Stop::Failed("the first stage has no data".into()));
@@ -212,9 +219,9 @@ impl Work {
                     kind: Kind::LookLabels,
                     ..head
                 };
-                self.send(worker, last, &labels_head, &label_bytes(&labels), true)?;
+                self.send_labels(worker, last, &labels_head, &label_bytes(&labels))?;
             }
-            self.send(worker, self.number + 1, &head, output.bytes(), false)?;
+            self.pass(worker, self.number + 1, &head, output)?;
         } else {
             let n_labels = labels.len() as u64;
             let (loss, correct) = self.stage.evaluate_loss(x, &labels).map_err(failed)?;
@@ -240,11 +247,17 @@ impl Work {
         }))
     }
 
-    /// Samples of a micro-batch, and its weight in the step's gradient.
-    fn share(&self, worker: &Worker, micro: u32) -> (u32, f32) {
+    /// Samples of a micro-batch, and its part of the step.
+    fn share(&self, worker: &Worker, (step, micro, version): At) -> (u32, Part) {
         let batch = worker.facts.batch;
         let samples = worker.facts.pipeline.samples(batch, micro);
-        (samples, samples as f32 / batch as f32)
+        let part = Part {
+            step,
+            micro,
+            version,
+            weight: samples as f32 / batch as f32,
+        };
+        (samples, part)
     }
 
     /// The rows of a micro-batch: of step `step` always the same, whoever draws them.
@@ -279,22 +292,29 @@ impl Work {
         blocks.start as u16..blocks.end as u16
     }
 
-    /// What a frame holds of the output of block `behind`.
+    /// What a frame holds of the output of block `behind`. Its memory is to be given back.
     fn activation(
         &self,
         worker: &Worker,
-        frame: &[u8],
+        frame: Vec<u8>,
         behind: u16,
         samples: u32,
     ) -> Result<Activation, Stop> {
         let shape = worker.facts.shape_behind(behind, samples);
-        let n: i64 = shape.iter().product();
+        let n = shape.iter().product::<i64>() as usize;
         let read = || {
-            let head = Head::read(frame).map_err(|error| error.to_string())?;
+            let head = Head::read(&frame).map_err(|error| error.to_string())?;
             let precision = Precision::of(head.values).map_err(|error| error.to_string())?;
-            let bytes = precision
-                .read(&frame[HEAD_BYTES..], n as usize)
+            if precision == Precision::F32 {
+                return Activation::in_frame(shape, frame, HEAD_BYTES)
+                    .map_err(|error| error.to_string());
+            }
+            let buffers = worker.net.buffers();
+            let mut bytes = buffers.take(4 * n);
+            precision
+                .read(&frame[HEAD_BYTES..], n, &mut bytes)
                 .map_err(|error| error.to_string())?;
+            buffers.give(frame);
             Activation::new(shape, bytes).map_err(|error| error.to_string())
         };
         read().map_err(|reason: String| {
@@ -318,8 +338,15 @@ impl Work {
     }
 }
 
+/// A version that the stage does not keep was named by another's frame: this view cannot be finished, another may.
 fn failed(error: StageError) -> Stop {
-    Stop::Failed(error.to_string())
+    match error {
+        StageError::Version { .. } => {
+            tracing::warn!(%error, "a frame of a pipeline asks for other weights");
+            Stop::Broken
+        }
+        _ => Stop::Failed(error.to_string()),
+    }
 }
 
 fn label_bytes(labels: &[i64]) -> Vec<u8> {

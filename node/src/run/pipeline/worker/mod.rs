@@ -2,9 +2,11 @@
 //!
 //! In: frames of neighbouring stages and [`Command`]s of the driver. Out: frames to neighbours, [`Event`]s to the driver.
 
-mod compute;
+mod rest;
 mod speed;
+mod hosted;
 mod work;
+mod compute;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -62,6 +64,8 @@ pub(super) enum Event {
     Stepped(Step),
     /// A copy of the own blocks at a line.
     Copied {
+        /// In which it was made.
+        view: Stamp,
         step: u64,
         states: Vec<(u16, State)>,
     },
@@ -86,7 +90,7 @@ pub(super) struct Step {
     pub(super) computing: Duration,
     pub(super) waiting: Duration,
     /// By how much blocks take longer than profiled.
-    pub(super) slowdown: f32,
+    pub(super) slowdown: Option<f32>,
     pub(super) bytes_in: u64,
     pub(super) bytes_out: u64,
 }

@@ -7,18 +7,19 @@ use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::flow::Flow;
 use skein_gossip::pipeline::frame::{HEAD_BYTES, Head, Kind};
 use skein_gossip::pipeline::message::View;
+use skein_gossip::pipeline::values::Precision;
 use skein_gossip::pipeline::view_key;
 use skein_model::data::Sampler;
-use skein_model::stage::{BlockState, Stage};
+use skein_model::stage::{Activation, BlockState};
 use tokio::sync::mpsc;
 
 use super::super::outbox::Outbox;
 use super::super::store::State;
+use super::hosted::Hosted;
+use super::rest::Rest;
 use super::speed::Speed;
 use super::{Command, Stop, Worker};
 
-/// Copying takes one part of the time where the job does not say how often, and this many it does not.
-const REST: u32 = 7;
 /// Share of the time that looks may take where the job does not say how often.
 const LOOK_SHARE: f64 = 0.05;
 
@@ -29,7 +30,7 @@ pub(super) struct Work {
     pub(super) view: Arc<View>,
     pub(super) key: u64,
     pub(super) number: usize,
-    pub(super) stage: Stage,
+    pub(super) stage: Hosted,
     pub(super) flow: Flow<Vec<u8>>,
     pub(super) outbox: Outbox,
     pub(super) lost: mpsc::Receiver<()>,
@@ -48,9 +49,7 @@ pub(super) struct Work {
     pub(super) bytes_out: u64,
     pub(super) step_samples: u64,
     pub(super) look_began: Option<Instant>,
-    /// When the newest line was copied here, and until when there is none.
-    pub(super) copied: Option<Instant>,
-    pub(super) rests_until: Option<Instant>,
+    pub(super) rest: Rest,
     pub(super) last_look: Option<(Instant, Duration)>,
 }
 
@@ -65,19 +64,18 @@ impl Work {
         };
         let facts = &worker.facts;
         let blocks = own.blocks.clone();
-        let mut stage = facts.stage(blocks.clone())?;
-        for (block, bytes) in states.into_iter().flatten() {
+        let decode = |(block, bytes): (u16, State)| {
             let layout = facts
                 .blocks
                 .get(usize::from(block))
                 .ok_or("a copy of a block that the model does not have")?;
-            let state = BlockState::decode(&bytes, layout).map_err(|error| error.to_string())?;
-            stage
-                .load_block(&state)
-                .map_err(|error| error.to_string())?;
-        }
+            BlockState::decode(&bytes, layout).map_err(|error| error.to_string())
+        };
+        let states = states.into_iter().flatten().map(decode);
+        let states = states.collect::<Result<Vec<_>, String>>()?;
         let n_stages = view.plan.stages.len();
         let shape = facts.pipeline.shape(number, n_stages, facts.looks);
+        let stage = Hosted::new(facts, &shape, blocks.clone(), &states)?;
         // One notice of a loss is enough.
         let (lost_sender, lost) = mpsc::channel(1);
         let times = worker
@@ -97,13 +95,12 @@ impl Work {
             loss: 0.0,
             looked: (0.0, 0),
             looked_labels: 0,
-            speed: Speed::new(times.unwrap_or_default(), facts.pipeline.micro_batches),
+            speed: Speed::new(times.unwrap_or_default()),
             bytes_in: 0,
             bytes_out: 0,
             step_samples: 0,
             look_began: None,
-            copied: None,
-            rests_until: None,
+            rest: Rest::default(),
             last_look: None,
             view,
         })
@@ -121,24 +118,17 @@ impl Work {
             .is_some_and(|stage| stage.host == from)
     }
 
-    /// The newest line has its copies: by default there is none for seven times as long as that took.
+    /// The newest line has its copies: by default there is none for a while.
     pub(super) fn copies_made(&mut self, step: u64, worker: &Worker) {
         self.flow.set_safe(step);
-        if worker.facts.pipeline.copy_every.is_none()
-            && let Some(copied) = self.copied.take()
-        {
-            self.rests_until = Some(Instant::now() + REST * copied.elapsed());
+        if self.rest.copied(Instant::now()) && worker.facts.pipeline.copy_every.is_none() {
             self.flow.rest_lines(true);
         }
     }
 
     /// Lines may be made again.
     pub(super) fn end_rest(&mut self) {
-        if self
-            .rests_until
-            .is_some_and(|until| until <= Instant::now())
-        {
-            self.rests_until = None;
+        if self.rest.ends(Instant::now()) {
             self.flow.rest_lines(false);
         }
     }
@@ -153,6 +143,7 @@ impl Work {
         };
         let is_time = match worker.look_every {
             Some(every) => next % every == 0,
+            None if self.flow.is_to_look() => false,
             None => self.last_look.is_none_or(|(at, took)| {
                 took.as_secs_f64() <= LOOK_SHARE * at.elapsed().as_secs_f64()
             }),
@@ -162,29 +153,65 @@ impl Work {
         }
     }
 
-    /// Sends what follows the head to the host of `stage`; waits for room, and lets the driver interrupt that.
-    pub(super) fn send(
+    /// Memory for what the stage makes next: the output of block `behind` for so many samples, or the gradient of it.
+    pub(super) fn lend(&mut self, worker: &Worker, behind: Option<u16>, samples: u32) {
+        if let Some(behind) = behind {
+            let n: i64 = worker.facts.shape_behind(behind, samples).iter().product();
+            let memory = worker.net.buffers().take(HEAD_BYTES + 4 * n as usize);
+            self.stage.lend(memory, HEAD_BYTES);
+        }
+    }
+
+    /// Sends labels to the host of `stage`.
+    pub(super) fn send_labels(
         &mut self,
         worker: &mut Worker,
         stage: usize,
         head: &Head,
         body: &[u8],
-        is_exact: bool,
     ) -> Result<(), Stop> {
+        let mut frame = Vec::with_capacity(HEAD_BYTES + body.len());
+        head.append(&mut frame);
+        frame.extend_from_slice(body);
+        self.send(worker, stage, frame)
+    }
+
+    /// Sends an activation or a gradient to the host of `stage`, in the job's number format.
+    pub(super) fn pass(
+        &mut self,
+        worker: &mut Worker,
+        stage: usize,
+        head: &Head,
+        values: Activation,
+    ) -> Result<(), Stop> {
+        let precision = worker.facts.pipeline.values.on_the_wire();
+        let head = Head {
+            values: precision as u8,
+            ..*head
+        };
+        let mut bytes = Vec::with_capacity(HEAD_BYTES);
+        head.append(&mut bytes);
+        let frame = match precision {
+            Precision::F32 => values.into_frame(&bytes),
+            _ => {
+                let n_bytes = precision.n_bytes(values.bytes().len() / 4);
+                let buffers = worker.net.buffers();
+                let mut frame = buffers.take(HEAD_BYTES + n_bytes.unwrap_or(0));
+                frame.clear();
+                frame.extend_from_slice(&bytes);
+                precision.append(values.bytes(), &mut frame);
+                buffers.give(values.into_bytes());
+                frame
+            }
+        };
+        self.send(worker, stage, frame)
+    }
+
+    /// Sends a frame to the host of `stage`; waits for room, and lets the driver interrupt that.
+    fn send(&mut self, worker: &mut Worker, stage: usize, frame: Vec<u8>) -> Result<(), Stop> {
         let Some(host) = self.view.plan.stages.get(stage).map(|stage| stage.host) else {
             return Ok(());
         };
-        let mut frame = Vec::with_capacity(HEAD_BYTES + body.len());
-        let precision = worker.facts.pipeline.values.on_the_wire();
-        let head = Head {
-            values: if is_exact { 0 } else { precision as u8 },
-            ..*head
-        };
-        head.append(&mut frame);
-        match is_exact {
-            true => frame.extend_from_slice(body),
-            false => precision.append(body, &mut frame),
-        }
         self.bytes_out += frame.len() as u64;
         let queue = self.outbox.queue(host);
         let began = Instant::now();
