@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use skein_model::plan::{
-    BlockProfile, Data, Device, Links, Problem, Profile, Time, Work, hybrid, replan,
+    BlockProfile, Data, Device, Links, Problem, Profile, Stashing, Time, Work, hybrid, replan,
 };
 
 /// Blocks as of a convolutional model: activations shrink and parameters grow towards its end.
@@ -40,6 +40,7 @@ fn problem(n_devices: usize, micro_batch: usize) -> Problem {
             n_micro: 16,
             recompute: false,
             hides_transfers: true,
+            stashing: Stashing::None,
             profile: Profile {
                 input_bytes: 12_288,
                 blocks: (0..60).map(block).collect(),

@@ -254,10 +254,10 @@ fn side_by_side(problem: &Problem, costs: &Costs<'_>) -> Result<Vec<Group>, Plan
 #[cfg(test)]
 mod tests {
     use super::*;
-    use super::*;
     use crate::plan::group::fit;
     use crate::plan::hybrid;
     use crate::plan::hybrid::drawn;
+
     #[test]
     fn no_baseline_beats_a_hybrid_by_more_than_rounding() {
         let mut n_planned = [0; 6];

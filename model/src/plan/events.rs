@@ -207,10 +207,8 @@ impl Run {
     pub(crate) fn new(costs: &Costs<'_>, groups: &[Group], n_micro: usize) -> Self {
         let (mut members, stages) = members(costs, groups);
         let overlaps = costs.work.overlaps();
-        for member in &mut members {
-            if overlaps {
-                member.backward += std::mem::take(&mut member.update);
-            }
+        for member in members.iter_mut().filter(|_| overlaps) {
+            member.backward += std::mem::take(&mut member.update);
         }
         let mut raw = Vec::new();
         if let (Data::At(source), Some(first)) = (costs.data, groups.first()) {
@@ -251,15 +249,12 @@ impl Run {
             stages,
         };
         for (at, member, micro) in raw {
-            let direction = 0;
-            run.push(
-                at,
-                Event::Part {
-                    member,
-                    direction,
-                    micro,
-                },
-            );
+            let part = Event::Part {
+                member,
+                direction: 0,
+                micro,
+            };
+            run.push(at, part);
         }
         run
     }
@@ -286,7 +281,7 @@ impl Run {
 
     /// Backward passes that the first device has made.
     pub(crate) fn n_through(&self) -> usize {
-        self.states.first().map_or(0, |first| first.backwards)
+        self.states[0].backwards
     }
 
     /// Lets the next event happen and returns its moment; none once nothing happens any more.

@@ -97,6 +97,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::plan::Stashing;
 
     const EDITED: &str = r#"
         data = { at = 1 }
@@ -143,10 +144,21 @@ mod tests {
     }
 
     #[test]
+    fn steps_that_overlap_are_refused_before_anything_is_planned() {
+        let mut problem: Problem = toml::from_str(EDITED).unwrap();
+        problem.work.stashing = Stashing::Own;
+        assert_eq!(problem.check(), Err(PlanError::Overlapping));
+        assert_eq!(crate::plan::hybrid(&problem), Err(PlanError::Overlapping));
+    }
+
+    #[test]
     fn a_device_can_be_left_out() {
-        let problem: Problem = toml::from_str(EDITED).unwrap();
+        let mut problem: Problem = toml::from_str(EDITED).unwrap();
+        assert_eq!(problem.without(0).unwrap().check(), Ok(()));
+        problem.links.latency = vec![vec![0.0, 0.1], vec![0.2, 0.3]];
         let rest = problem.without(0).unwrap();
         assert_eq!((rest.data, rest.devices.len()), (Data::At(0), 1));
+        assert_eq!(rest.links.latency, [[0.3]]);
         rest.check().unwrap();
         assert_eq!(problem.without(1), None, "the data is on it");
         assert_eq!(problem.without(7), None);

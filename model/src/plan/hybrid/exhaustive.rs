@@ -1,18 +1,73 @@
-//! Every hybrid pipeline of a small problem, to compare the planner with; and problems drawn at random.
+//! Every hybrid pipeline of a problem, where it is so small that all can be tried.
 
+use super::spaces::MAX_SETS;
 use crate::plan::costs::Costs;
-use crate::plan::events::Run;
 use crate::plan::group::{Group, Share};
+use crate::plan::schedule::seconds;
 use crate::plan::steps::bound;
-use crate::plan::time::Time;
-use crate::plan::{
-    BlockProfile, BlockTimes, Data, Device, Links, Problem, Profile, Stashing, Work,
-};
-use crate::random::Stream;
+
+/// Most passes that all plans together may have, run through the schedule.
+const MOST_PASSES: usize = 500_000;
+
+/// A better plan is shorter by more than this share; else the one that was tried before stays.
+const NOTICEABLE: f64 = 1e-9;
+
+/// Whether there are few enough plans to try them all.
+pub(super) fn is_small(costs: &Costs<'_>) -> bool {
+    let n = costs.devices.len();
+    let per_plan = n * costs.work.n_micro;
+    n <= MAX_SETS && n_plans(costs, MOST_PASSES / per_plan).is_some()
+}
+
+/// The number of plans, if there are no more than `most`.
+fn n_plans(costs: &Costs<'_>, most: usize) -> Option<usize> {
+    let (n, n_blocks) = (costs.devices.len(), costs.n_blocks());
+    // Ways to choose and divide the first stages, by the devices that are left.
+    let mut ways = vec![0usize; n + 1];
+    ways[n] = 1;
+    let mut plans = 0usize;
+    for stages in 1..=n.min(n_blocks) {
+        let mut next = vec![0usize; n + 1];
+        for (left, ways) in ways.iter().enumerate() {
+            for size in 1..=left {
+                let divisions = choose(costs.work.micro_batch - 1, size - 1, most)?;
+                let more = ways
+                    .checked_mul(choose(left, size, most)?)?
+                    .checked_mul(divisions)?;
+                next[left - size] = next[left - size].checked_add(more)?;
+            }
+        }
+        let sum = next
+            .iter()
+            .try_fold(0usize, |sum, ways| sum.checked_add(*ways))?;
+        let cuts = if sum == 0 {
+            0
+        } else {
+            choose(n_blocks - 1, stages - 1, most)?
+        };
+        plans = plans.checked_add(sum.checked_mul(cuts)?)?;
+        if plans > most {
+            return None;
+        }
+        ways = next;
+    }
+    Some(plans)
+}
+
+/// Ways to choose `chosen` of `n`, if there are no more than `most`.
+fn choose(n: usize, chosen: usize, most: usize) -> Option<usize> {
+    let Some(rest) = n.checked_sub(chosen) else {
+        return Some(0);
+    };
+    (0..chosen.min(rest)).try_fold(1usize, |ways, i| {
+        let ways = ways * (n - i) / (i + 1);
+        (ways <= most).then_some(ways)
+    })
+}
 
 /// The shortest step of all: every choice and order of groups, every cut, every division of samples, each stage as deep as
 /// memory lets it.
-pub(crate) fn optimum(costs: &Costs<'_>) -> Option<(f64, Vec<Group>)> {
+pub(super) fn optimum(costs: &Costs<'_>) -> Option<(f64, Vec<Group>)> {
     let n = costs.devices.len();
     let mut best = (f64::INFINITY, Vec::new());
     let mut chosen = Vec::new();
@@ -70,8 +125,8 @@ fn every_division(
     let position = groups.len();
     let Some(devices) = sets.get(position) else {
         if bound(costs, groups) < best.0 {
-            let seconds = Run::new(costs, groups, costs.work.n_micro).finish(&mut |_, _, _| ());
-            if seconds < best.0 {
+            let seconds = seconds(costs, groups, costs.work.n_micro);
+            if seconds < best.0 * (1.0 - NOTICEABLE) {
                 *best = (seconds, groups.clone());
             }
         }
@@ -124,100 +179,31 @@ fn compositions(sum: usize, parts: usize, least: usize) -> Vec<Vec<usize>> {
     all.collect()
 }
 
-/// A problem with devices of different speeds, curves, memory and links, tight in one way or another.
-pub(crate) fn drawn(
-    seed: u64,
-    n_devices: usize,
-    n_blocks: usize,
-    micro_batch: usize,
-    n_micro: usize,
-) -> Problem {
-    let mut stream = Stream::new(seed, "problem");
-    let mut between = move |low: f64, high: f64| low + (high - low) * f64::from(stream.uniform());
-    let mut log = {
-        let mut stream = Stream::new(seed, "magnitudes");
-        move |low: f64, high: f64| low * (high / low).powf(f64::from(stream.uniform()))
-    };
-    let curve = |per_sample: f64, fixed: f64| {
-        let sizes = [1, 2, 4, 8];
-        Time::measured(sizes.map(|size| (size, fixed + per_sample * size as f64)))
-    };
-    let dear = log(0.01, 3.0);
-    let parameters = log(1.0, 3000.0);
-    let output = log(1.0, 300.0);
-    let mut block = || {
-        let per_sample = log(0.2, 2.0);
-        let parameter_bytes = (parameters * log(0.3, 3.0)) as u64;
-        BlockProfile {
-            forward: curve(per_sample, dear * per_sample),
-            backward: curve(2.0 * per_sample, dear * per_sample),
-            update: 0.001 * parameter_bytes as f64,
-            output_bytes: (output * log(0.2, 5.0)) as u64,
-            parameter_bytes,
-            state_bytes: 3 * parameter_bytes,
-            kept_bytes: (3.0 * output) as u64,
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::hybrid::drawn;
+
+    #[test]
+    fn plans_are_counted_before_they_are_tried() {
+        // Two devices, three blocks, four samples: 2 + 3 plans of one stage, 2 orders x 2 cuts of two.
+        let problem = drawn(1, 2, 3, 4, 6);
+        let costs = problem.costs();
+        assert_eq!(n_plans(&costs, 100), Some(9));
+        assert_eq!((n_plans(&costs, 9), n_plans(&costs, 8)), (Some(9), None));
+        let problem = drawn(1, 4, 4, 4, 3);
+        let costs = problem.costs();
+        let mut n = 0;
+        every_order(0b1111, 4, &mut Vec::new(), &mut |sets| {
+            let divisions = sets.iter().map(|set| compositions(4, set.len(), 1).len());
+            let cuts = [1, 3, 3, 1][sets.len() - 1];
+            n += cuts * divisions.product::<usize>();
+        });
+        assert_eq!(n_plans(&costs, 10_000), Some(n));
+        for (devices, blocks, micro_batch) in [(6, 60, 64), (64, 60, 64), (3, 60, 4096)] {
+            assert!(!is_small(
+                &drawn(1, devices, blocks, micro_batch, 8).costs()
+            ));
         }
-    };
-    let blocks: Vec<BlockProfile> = (0..n_blocks).map(|_| block()).collect();
-    let profile = Profile {
-        input_bytes: (output * 2.0) as u64,
-        blocks,
-    };
-    let state: u64 = profile.blocks.iter().map(|block| block.state_bytes).sum();
-    let kept: u64 = profile.blocks.iter().map(|block| block.kept_bytes).sum();
-    let whole = state + kept * micro_batch as u64 * 3;
-    let spread = between(1.0, 6.0);
-    let tight = between(0.0, 1.0) < 0.5;
-    let rate = log(2.0, 2000.0);
-    let devices = (0..n_devices)
-        .map(|_| {
-            let capacity = log(1.0, spread.max(1.01));
-            let memory_bytes = if tight {
-                (whole as f64 * between(0.25, 1.3)) as u64
-            } else {
-                u64::MAX
-            };
-            let own = between(0.0, 1.0) < 0.3;
-            let times = |block: &BlockProfile| BlockTimes {
-                forward: block.forward.clone().times(between(0.5, 2.0)),
-                backward: block.backward.clone().times(between(0.5, 2.0)),
-                update: block.update,
-            };
-            let times = own.then(|| profile.blocks.iter().map(times).collect());
-            Device {
-                capacity,
-                memory_bytes,
-                times,
-                ..Device::default()
-            }
-        })
-        .collect();
-    let uneven = between(0.0, 1.0) < 0.5;
-    let mut links = Links::uniform(n_devices, rate, between(0.0, 0.2));
-    for from in 0..n_devices {
-        for to in 0..from {
-            let both = if uneven { rate * log(0.1, 10.0) } else { rate };
-            links.rate[from][to] = both;
-            links.rate[to][from] = both;
-        }
-    }
-    links.shared = between(0.0, 1.0) < 0.1;
-    Problem {
-        data: if between(0.0, 1.0) < 0.3 {
-            Data::At(0)
-        } else {
-            Data::Everywhere
-        },
-        least_samples: if between(0.0, 1.0) < 0.15 { 2 } else { 1 },
-        work: Work {
-            micro_batch,
-            n_micro,
-            recompute: between(0.0, 1.0) < 0.15,
-            hides_transfers: between(0.0, 1.0) < 0.7,
-            stashing: Stashing::None,
-            profile,
-        },
-        devices,
-        links,
     }
 }
