@@ -1,22 +1,23 @@
-//! Measures a profile on this device: each block alone as a stage, with samples that look like data, at two sizes of
-//! micro-batch.
+//! Measures a profile on this device: each block alone as a stage, with samples that look like data, at a few sizes of
+//! micro-batch: small ones are relatively dear.
 
 use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 use tch::Tensor;
 
-use super::profile::{BlockProfile, Profile, Time};
+use super::profile::{BlockProfile, Profile};
+use super::time::Time;
 use crate::config::{ModelConfig, OptimiserConfig};
 use crate::data::Batch;
 use crate::model::{Layout, ModelError};
 use crate::random::Stream;
 use crate::stage::{Activation, Input, Stage, StageError, boundary_bytes, kept_bytes};
 
-/// Times every block, forward and backward, with micro-batches of `micro_batch` samples and half as many, `repetitions`
-/// times each. Blocks are told apart by the least time of the processor, which stalls do not touch and to which what else runs there can
-/// only add: a device whose share of a core is limited stands still in some passes and not in others. All of them are scaled
-/// by what passes took on the wall. Holds the memory of one block at a time.
+/// Times every block, forward and backward, with micro-batches of `micro_batch` samples, a half, a quarter and as few as can
+/// be, `repetitions` times each. Blocks are told apart by the least time of the processor, which stalls do not touch and to
+/// which what else runs there can only add: a device whose share of a core is limited stands still in some passes and not in
+/// others. All of them are scaled by what passes took on the wall. Holds the memory of one block at a time.
 ///
 /// # Errors
 /// A model that cannot be built or cut at every block; a micro-batch too small for it.
@@ -34,28 +35,35 @@ pub fn measure(
         let kind = config.kind();
         return Err(ModelError::SingleSample { kind }.into());
     }
-    let sizes = [(micro_batch / 2).max(least), micro_batch];
+    let mut sizes = vec![
+        least,
+        (micro_batch / 4).max(least),
+        (micro_batch / 2).max(least),
+        micro_batch,
+    ];
+    sizes.dedup();
     let output = boundary_bytes(config, input_shape, n_classes)?;
     let kept = kept_bytes(config, input_shape, n_classes)?;
-    let batches = [samples(&layout, sizes[0])?, samples(&layout, sizes[1])?];
-    let mut inputs: [Option<Activation>; 2] = [None, None];
+    let batches = sizes.iter().map(|size| samples(&layout, *size));
+    let batches = batches.collect::<Result<Vec<_>, _>>()?;
+    let mut inputs: Vec<Option<Activation>> = sizes.iter().map(|_| None).collect();
     let mut blocks = Vec::with_capacity(output.len());
     let mut passed = Passed::default();
     for (block, (output_bytes, kept_bytes)) in output.into_iter().zip(kept).enumerate() {
         let own = block..block + 1;
         let mut stage = Stage::new(config, input_shape, n_classes, 0, own, optimiser.clone())?;
-        let mut measured = [Passes::default(); 2];
+        let mut measured = vec![Passes::default(); sizes.len()];
         for ((passes, input), batch) in measured.iter_mut().zip(&mut inputs).zip(&batches) {
             *passes = time_passes(&mut stage, batch, input, repetitions.max(1), &mut passed)?;
         }
-        let line = |time: fn(&Passes) -> f64| {
-            let [small, large] = &measured;
-            Time::fit([(sizes[0], time(small)), (sizes[1], time(large))])
+        let curve = |time: fn(&Passes) -> f64| {
+            Time::measured(sizes.iter().copied().zip(measured.iter().map(time)))
         };
+        let update = measured.last().map_or(0.0, |passes| passes.update);
         blocks.push(BlockProfile {
-            forward: line(|passes| passes.forward),
-            backward: line(|passes| passes.backward),
-            update: measured[1].update,
+            forward: curve(|passes| passes.forward),
+            backward: curve(|passes| passes.backward),
+            update,
             output_bytes,
             parameter_bytes: 4 * stage.n_parameters() as u64,
             state_bytes: stage.state_bytes(),
@@ -64,8 +72,8 @@ pub fn measure(
     }
     let stalls = passed.wall.as_secs_f64() / passed.processor.as_secs_f64().max(1e-9);
     for block in &mut blocks {
-        block.forward = block.forward.times(stalls);
-        block.backward = block.backward.times(stalls);
+        block.forward = std::mem::take(&mut block.forward).times(stalls);
+        block.backward = std::mem::take(&mut block.backward).times(stalls);
         block.update *= stalls;
     }
     let input_bytes = 4 * input_shape.iter().product::<i64>().unsigned_abs();

@@ -5,6 +5,9 @@
 //! gradients go in opposite directions at once, so a border costs one transfer and not two, unless a link's directions share
 //! its rate.
 
+use std::ops::Range;
+
+use super::costs::Costs;
 use super::work::{Device, Held, Links, Placement, PlanError, Work};
 
 /// A cut and what it was made small for.
@@ -46,9 +49,10 @@ pub fn partition(
     order: &[usize],
 ) -> Result<Vec<Placement>, PlanError> {
     check(work, devices, links, order)?;
-    match best_cut(work, devices, links, order, Aim::Slowest) {
+    let costs = Costs::new(work, devices, links);
+    match best_cut(&costs, order, Aim::Slowest) {
         Some(cut) => Ok(cut.placements),
-        None => Err(too_large(work, devices, order)),
+        None => Err(too_large(&costs, order)),
     }
 }
 
@@ -63,8 +67,8 @@ pub fn pipedream(
     order: &[usize],
 ) -> Result<Vec<Placement>, PlanError> {
     let alike = |device: &Device| Device {
-        capacity: 1.0,
-        ..*device
+        memory_bytes: device.memory_bytes,
+        ..Device::default()
     };
     let alike: Vec<Device> = devices.iter().map(alike).collect();
     partition(work, &alike, links, order)
@@ -97,7 +101,7 @@ pub(crate) fn check(
     links: &Links,
     order: &[usize],
 ) -> Result<(), PlanError> {
-    work.check(devices, links)?;
+    work.check_linked(devices, links)?;
     for (position, device) in order.iter().enumerate() {
         if *device >= devices.len() || order[..position].contains(device) {
             return Err(PlanError::Device {
@@ -117,21 +121,15 @@ pub(crate) fn check(
 }
 
 /// The dynamic programming; none if nothing fits.
-pub(crate) fn best_cut(
-    work: &Work,
-    devices: &[Device],
-    links: &Links,
-    order: &[usize],
-    aim: Aim,
-) -> Option<Cut> {
-    let (n_blocks, n_stages) = (work.profile.blocks.len(), order.len());
-    let sums = work.sums();
+pub(crate) fn best_cut(costs: &Costs<'_>, order: &[usize], aim: Aim) -> Option<Cut> {
+    let (n_blocks, n_stages) = (costs.n_blocks(), order.len());
+    let (samples, links) = (costs.work.micro_batch, costs.links);
     // best[j]: cost of blocks 0..j on the stages so far; from[k][j]: where stage k begins then.
     let mut best = vec![f64::INFINITY; n_blocks + 1];
     best[0] = 0.0;
     let mut from = vec![vec![0; n_blocks + 1]; n_stages];
     for (position, device) in order.iter().enumerate() {
-        let held = work.held(position, n_stages);
+        let held = costs.work.held(position, n_stages);
         let before = position.checked_sub(1).map(|before| order[before]);
         let mut next = vec![f64::INFINITY; n_blocks + 1];
         let last = n_blocks + position + 1 - n_stages;
@@ -141,7 +139,7 @@ pub(crate) fn best_cut(
                 continue;
             }
             let transfer = before.map_or(0.0, |before| {
-                let bytes = work.micro_bytes_into(start);
+                let bytes = costs.bytes_into(start, samples);
                 let there = links.seconds(before, *device, bytes);
                 let back = links.seconds(*device, before, bytes);
                 if links.shared {
@@ -152,12 +150,13 @@ pub(crate) fn best_cut(
             });
             for end in start + 1..=last {
                 let blocks = start..end;
-                if work.memory(&sums, &blocks, held) > devices[*device].memory_bytes {
+                let memory = costs.memory(&blocks, samples, held, false);
+                if memory > costs.devices[*device].memory_bytes {
                     // More blocks take more, but for the frames at their end.
                     continue;
                 }
-                let [forward, backward, _] = work.seconds(&sums, &blocks);
-                let compute = devices[*device].capacity * (forward + backward);
+                let [forward, backward, _] = costs.seconds(*device, &blocks, samples);
+                let compute = forward + backward;
                 let cost = aim.add(so_far, transfer, compute);
                 if cost < next[end] {
                     next[end] = cost;
@@ -186,12 +185,13 @@ pub(crate) fn best_cut(
 }
 
 /// Says what does not fit.
-pub(crate) fn too_large(work: &Work, devices: &[Device], order: &[usize]) -> PlanError {
-    let memory = |device: &usize| devices[*device].memory_bytes;
+pub(crate) fn too_large(costs: &Costs<'_>, order: &[usize]) -> PlanError {
+    let (work, n_blocks) = (costs.work, costs.n_blocks());
+    let memory = |device: &usize| costs.devices[*device].memory_bytes;
     let largest = order.iter().map(memory).max().unwrap_or(0);
-    let n_blocks = work.profile.blocks.len();
-    let sums = work.sums();
-    let alone = |block: usize| work.memory(&sums, &(block..block + 1), Held::LEAST);
+    let whole =
+        |blocks: Range<usize>, held: Held| costs.memory(&blocks, work.micro_batch, held, false);
+    let alone = |block: usize| whole(block..block + 1, Held::LEAST);
     if let Some(block) = (0..n_blocks).find(|block| alone(*block) > largest) {
         return PlanError::BlockTooLarge {
             block,
@@ -203,11 +203,11 @@ pub(crate) fn too_large(work: &Work, devices: &[Device], order: &[usize]) -> Pla
     let mut block = 0;
     for (position, device) in order.iter().enumerate() {
         let held = work.held(position, order.len());
-        let fits = |end: &usize| work.memory(&sums, &(block..*end), held) <= memory(device);
+        let fits = |end: &usize| whole(block..*end, held) <= memory(device);
         block = (block + 1..=n_blocks).rev().find(fits).unwrap_or(block);
     }
     PlanError::ModelTooLarge {
-        needs: work.memory(&sums, &(0..n_blocks), Held::LEAST),
+        needs: whole(0..n_blocks, Held::LEAST),
         available: order.iter().map(memory).fold(0, u64::saturating_add),
         block: block.min(n_blocks.saturating_sub(1)),
     }
@@ -250,18 +250,21 @@ pub(crate) mod tests {
     pub(crate) fn fits(work: &Work, devices: &[Device], cut: &[Placement]) -> bool {
         cut.iter().enumerate().all(|(position, placement)| {
             let held = work.held(position, cut.len());
-            work.memory(&work.sums(), &placement.blocks, held)
+            let links = Links::uniform(devices.len(), 1.0, 0.0);
+            let costs = Costs::new(work, devices, &links);
+            costs.memory(&placement.blocks, work.micro_batch, held, false)
                 <= devices[placement.device].memory_bytes
         })
     }
 
     fn slowest(work: &Work, devices: &[Device], links: &Links, cut: &[Placement]) -> f64 {
         let stage = |placement: &Placement| {
-            let [forward, backward, _] = work.seconds(&work.sums(), &placement.blocks);
-            devices[placement.device].capacity * (forward + backward)
+            let costs = Costs::new(work, devices, links);
+            let [forward, backward, _] = costs.seconds(placement.device, &placement.blocks, 1);
+            forward + backward
         };
         let link = |pair: &[Placement]| {
-            let bytes = work.micro_bytes_into(pair[1].blocks.start);
+            let bytes = work.profile.bytes_into(pair[1].blocks.start);
             let there = links.seconds(pair[0].device, pair[1].device, bytes);
             let back = links.seconds(pair[1].device, pair[0].device, bytes);
             if links.shared {
@@ -355,6 +358,7 @@ pub(crate) mod tests {
             let devices: Vec<Device> = capacities.iter().zip(&memory).map(|(capacity, memory_bytes)| Device {
                 capacity: *capacity,
                 memory_bytes: *memory_bytes,
+                ..Device::default()
             }).collect();
             let rate = rates.chunks(3).map(<[f64]>::to_vec).collect();
             let links = Links { rate, latency: vec![vec![0.0; 3]; 3], shared };
@@ -362,7 +366,7 @@ pub(crate) mod tests {
             let cuts = every_cut(seconds.len(), &order);
             let value = |cut: &Vec<Placement>| slowest(&work, &devices, &links, cut);
             let best = cuts.iter().filter(|cut| fits(&work, &devices, cut)).map(value).reduce(f64::min);
-            match (best, best_cut(&work, &devices, &links, &order, Aim::Slowest)) {
+            match (best, best_cut(&Costs::new(&work, &devices, &links), &order, Aim::Slowest)) {
                 (None, None) => {
                     let error = partition(&work, &devices, &links, &order).unwrap_err();
                     let named = matches!(error, PlanError::BlockTooLarge { .. } | PlanError::ModelTooLarge { .. });

@@ -1,37 +1,50 @@
-//! The one-forward-one-backward schedule, run event by event with times instead of tensors: synchronous (Narayanan et al.
-//! 2021, "PipeDream-2BW", arXiv:2006.09503, section 2.2: 1F1B with a flush per step) or asynchronous (PipeDream, FTPipeHD: an
-//! update with every backward pass, no flush). There a step is what the full pipeline takes per micro-batch, which is the
-//! time of the slowest stage or link, or of the way there and back shared by those in flight.
+//! What a plan promises: the schedule of a step, predicted event by event, with bubbles, transfers and memory.
 //!
-//! A stage makes a backward pass where one is due, else a forward pass if it may have one more micro-batch in flight, where
-//! steps overlap the other way round; the last stage makes both at once. Sending overlaps computing; a link carries one message at a time (in each direction,
-//! unless both share its rate).
-
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+//! Where steps overlap, a step is what the full pipeline takes per micro-batch: the time of the slowest stage or link, or of the
+//! way there and back shared by those in flight.
 
 use serde::{Deserialize, Serialize};
 
-use super::work::{Device, Links, Placement, PlanError, Stashing, Sums, Work};
+use super::costs::Costs;
+use super::events::{Pass, Run};
+use super::group::{Group, Reduction};
+use super::work::{Data, Device, Links, Placement, PlanError, Work};
 
 /// Micro-batches per stage that fill an asynchronous pipeline, and then are timed; and the least of them.
 const TIMED: usize = 4;
 const LEAST_TIMED: usize = 8;
 
-/// What a plan promises.
+/// What a plan promises. Figures per device are in the order of the stages, and in a stage in that of its samples.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
     /// Seconds of a step, from its first forward pass to the last update; where steps overlap, from update to update.
     pub step_seconds: f64,
     /// Samples per second.
     pub samples_per_second: f64,
-    /// Share of the step that each stage computes, 0 to 1; the rest are bubbles.
+    /// Share of the step that each device computes, 0 to 1; the rest are bubbles.
     pub busy: Vec<f64>,
-    /// Bytes each stage takes at most.
+    /// Bytes each device takes at most.
     pub memory_bytes: Vec<u64>,
+    /// Bytes each device sends in a step: activations, gradients to the stage before and to its own group.
+    pub sent_bytes: Vec<u64>,
 }
 
-/// Predicts a step of `work` with the blocks placed so.
+/// One bar of the timeline of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Span {
+    /// Number of the device.
+    pub device: usize,
+    /// What it does.
+    pub pass: Pass,
+    /// With which micro-batch; the number of all of them for what is done once.
+    pub micro: usize,
+    /// Seconds from the step's beginning.
+    pub from: f64,
+    /// Seconds from the step's beginning.
+    pub to: f64,
+}
+
+/// Predicts a step of `work` with the blocks placed so, one device per stage.
 ///
 /// # Errors
 /// Figures that cannot be, or placements that are not all blocks in order on devices that there are.
@@ -41,335 +54,177 @@ pub fn predict(
     links: &Links,
     placements: &[Placement],
 ) -> Result<Prediction, PlanError> {
-    work.check(devices, links)?;
-    let mut next = 0;
-    for (position, placement) in placements.iter().enumerate() {
-        let device = placement.device;
-        let repeated = placements[..position]
-            .iter()
-            .any(|other| other.device == device);
-        if device >= devices.len() || repeated {
-            let what = "it is none of the devices, or has two stages";
-            return Err(PlanError::Device { device, what });
-        }
-        if placement.blocks.start != next || placement.blocks.is_empty() {
-            let what = "its blocks do not follow those before";
-            return Err(PlanError::Device { device, what });
-        }
-        next = placement.blocks.end;
-    }
-    let n_blocks = work.profile.blocks.len();
-    if next != n_blocks {
-        return Err(PlanError::Blocks {
-            n_devices: placements.len(),
-            n_blocks,
-        });
-    }
-    Ok(run(work, devices, links, placements))
+    work.check_linked(devices, links)?;
+    let costs = Costs::new(work, devices, links);
+    let groups = Group::alone(&costs, placements);
+    check(&costs, &groups)?;
+    Ok(run(&costs, &groups))
 }
 
-/// As [`predict`], of placements that are known to fit.
-pub(crate) fn run(
-    work: &Work,
-    devices: &[Device],
-    links: &Links,
-    placements: &[Placement],
-) -> Prediction {
-    let sums = work.sums();
-    let stages: Vec<Stage> = stages((work, &sums), devices, links, placements);
-    let mut busy: Vec<f64> = vec![0.0; stages.len()];
-    let end = match work.stashing {
-        Stashing::None => Run::new(stages, work.n_micro, links).finish(&mut busy),
-        _ => overlapping(stages, links, &mut busy),
+/// Refuses groups that are not all blocks in order on devices that there are, each with samples of its own.
+pub(crate) fn check(costs: &Costs<'_>, groups: &[Group]) -> Result<(), PlanError> {
+    let refuse = |device, what| Err(PlanError::Device { device, what });
+    let mut used = vec![false; costs.devices.len()];
+    let mut next = 0;
+    for group in groups {
+        let mut samples = 0;
+        for share in &group.shares {
+            match used.get_mut(share.device) {
+                Some(used) if !*used => *used = true,
+                _ => return refuse(share.device, "it is none of the devices, or has two stages"),
+            }
+            if share.samples == 0 {
+                return refuse(share.device, "it has no samples");
+            }
+            samples += share.samples;
+        }
+        let device = group.shares.first().map_or(0, |share| share.device);
+        let end = group.blocks.end;
+        if group.blocks.start != next || end <= next || end > costs.n_blocks() {
+            return refuse(device, "its blocks do not follow those before");
+        }
+        if samples != costs.work.micro_batch || group.in_flight == 0 {
+            return refuse(device, "its stage does not compute whole micro-batches");
+        }
+        next = end;
+    }
+    let n_blocks = costs.n_blocks();
+    if next == n_blocks {
+        Ok(())
+    } else {
+        Err(PlanError::Blocks {
+            n_devices: groups.len(),
+            n_blocks,
+        })
+    }
+}
+
+/// A step of groups that are known to be sound.
+pub(crate) fn run(costs: &Costs<'_>, groups: &[Group]) -> Prediction {
+    let mut busy = vec![0.0; groups.iter().map(|group| group.shares.len()).sum()];
+    let end = if costs.work.overlaps() {
+        let all = groups.iter().flat_map(|group| {
+            let own = group.shares.iter();
+            own.map(|share| costs.seconds(share.device, &group.blocks, share.samples))
+        });
+        for (busy, seconds) in busy.iter_mut().zip(all) {
+            *busy = seconds.into_iter().sum();
+        }
+        full(costs, groups)
+    } else {
+        let run = Run::new(costs, groups, costs.work.n_micro);
+        run.finish(&mut |number, (pass, ..), seconds| {
+            if pass != Pass::Reduce {
+                busy[number] += seconds;
+            }
+        })
     };
-    let memory = |(position, placement): (usize, &Placement)| {
-        let held = work.held(position, placements.len());
-        work.memory(&sums, &placement.blocks, held)
+    let of_first = groups.first().map_or(0, |first| first.in_flight);
+    let samples = (costs.work.n_micro * costs.work.micro_batch) as f64;
+    let is_real = end > 0.0 && end.is_finite();
+    let share = |seconds: f64| if is_real { seconds / end } else { 0.0 };
+    let memory = |group: &Group| {
+        let own = group.shares.iter();
+        let own = own.map(|share| group.memory(costs, share, of_first));
+        own.collect::<Vec<_>>()
     };
-    let samples = (work.n_micro * work.micro_batch) as f64;
-    let share = |seconds: f64| if end > 0.0 { seconds / end } else { 0.0 };
     Prediction {
         step_seconds: end,
-        samples_per_second: if end > 0.0 { samples / end } else { 0.0 },
+        samples_per_second: if is_real { samples / end } else { 0.0 },
         busy: busy.into_iter().map(share).collect(),
-        memory_bytes: placements.iter().enumerate().map(memory).collect(),
+        memory_bytes: groups.iter().flat_map(memory).collect(),
+        sent_bytes: sent(costs, groups),
     }
 }
 
-/// Seconds per micro-batch of a full pipeline whose steps overlap; `busy` are those that each stage computes.
-fn overlapping(mut stages: Vec<Stage>, links: &Links, busy: &mut [f64]) -> f64 {
-    for (stage, busy) in stages.iter_mut().zip(&mut *busy) {
-        stage.backward += std::mem::take(&mut stage.update);
-        *busy = stage.forward + stage.backward;
+/// Seconds of a step of `n_micro` micro-batches, or of any where steps overlap; without end where a link is missing.
+pub(crate) fn seconds(costs: &Costs<'_>, groups: &[Group], n_micro: usize) -> f64 {
+    if costs.work.overlaps() {
+        full(costs, groups)
+    } else {
+        Run::new(costs, groups, n_micro).finish(&mut |_, _, _| ())
     }
-    let n = LEAST_TIMED.max(TIMED * stages.len());
+}
+
+/// Seconds per micro-batch of a full pipeline whose steps overlap.
+fn full(costs: &Costs<'_>, groups: &[Group]) -> f64 {
+    let n = LEAST_TIMED.max(TIMED * groups.len());
     // It is still full when the last one that is timed comes back.
-    let behind = stages.first().map_or(0, |first| first.depth);
-    let mut run = Run::new(stages, 2 * n + behind, links);
-    run.overlaps = true;
-    let mut computed = vec![0.0; busy.len()];
-    run.begin(&mut computed);
-    let mut half = 0.0;
-    loop {
-        let is_half = run.states[0].backwards < n;
-        let Some(now) = run.proceed(&mut computed) else {
-            return 0.0;
-        };
-        let made = run.states[0].backwards;
-        if is_half && made == n {
-            half = now;
+    let behind = groups.first().map_or(0, |first| first.in_flight);
+    let mut run = Run::new(costs, groups, 2 * n + behind);
+    run.begin(&mut |_, _, _| ());
+    let mut half = None;
+    while let Some(now) = run.proceed(&mut |_, _, _| ()) {
+        let made = run.n_through();
+        if made == n {
+            half.get_or_insert(now);
         }
         if made == 2 * n {
-            return (now - half) / n as f64;
+            return (now - half.unwrap_or(0.0)) / n as f64;
         }
     }
+    f64::INFINITY
 }
 
-/// Times of one stage.
-struct Stage {
-    /// Most micro-batches in flight.
-    depth: usize,
-    forward: f64,
-    backward: f64,
-    update: f64,
-    /// Sending a micro-batch on, and its gradient back: how long the link is busy, and the way after that.
-    send: [f64; 2],
-    send_back: [f64; 2],
+/// What each device of these groups does when, in a step.
+pub(crate) fn timeline(costs: &Costs<'_>, groups: &[Group]) -> Vec<Span> {
+    let devices: Vec<usize> = groups.iter().flat_map(Group::devices).collect();
+    let mut spans = Vec::new();
+    Run::new(costs, groups, costs.work.n_micro).finish(
+        &mut |number, (pass, micro, from), seconds| {
+            spans.push(Span {
+                device: devices[number],
+                pass,
+                micro,
+                from,
+                to: from + seconds,
+            });
+        },
+    );
+    spans
 }
 
-fn stages(
-    (work, sums): (&Work, &Sums),
-    devices: &[Device],
-    links: &Links,
-    placements: &[Placement],
-) -> Vec<Stage> {
-    let stage = |(position, placement): (usize, &Placement)| {
-        let factor = devices[placement.device].capacity;
-        let [forward, backward, update] = work.seconds(sums, &placement.blocks).map(|s| s * factor);
-        let seconds = |other: Option<&Placement>, block: usize| {
-            let bytes = work.micro_bytes_into(block);
-            other.map_or([0.0; 2], |other| {
-                links.message(placement.device, other.device, bytes)
-            })
+/// Bytes that each device sends in a step.
+fn sent(costs: &Costs<'_>, groups: &[Group]) -> Vec<u64> {
+    let n_micro = costs.work.n_micro as u64;
+    let mut all = Vec::new();
+    for (position, group) in groups.iter().enumerate() {
+        let n = group.shares.len() as u64;
+        let gradient = costs.parameter_bytes(&group.blocks);
+        let reduced = match group.reduction(costs) {
+            Some((Reduction::Ring, _)) => gradient.saturating_mul(2 * (n - 1)) / n,
+            Some((Reduction::Direct, _)) => gradient.saturating_mul(n - 1),
+            None => 0,
         };
-        let before = position
-            .checked_sub(1)
-            .and_then(|before| placements.get(before));
-        Stage {
-            depth: work.in_flight(position, placements.len()),
-            forward,
-            backward,
-            update,
-            send: seconds(placements.get(position + 1), placement.blocks.end),
-            send_back: seconds(before, placement.blocks.start),
-        }
-    };
-    placements.iter().enumerate().map(stage).collect()
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
-    /// The stage has made its next operation.
-    Done { stage: usize },
-    /// A micro-batch has come to the stage.
-    Activation { stage: usize },
-    /// A gradient has come to the stage.
-    Gradient { stage: usize },
-}
-
-/// A moment that orders as numbers do; times are finite and not negative.
-#[derive(Clone, Copy, PartialEq)]
-struct Moment(f64);
-
-impl Eq for Moment {}
-
-impl PartialOrd for Moment {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Moment {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0)
-    }
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Doing {
-    Nothing,
-    Forward,
-    Backward,
-    /// Forward and backward pass of the last stage.
-    Both,
-    Update,
-    Finished,
-}
-
-/// Where one stage is.
-struct State {
-    doing: Doing,
-    /// Micro-batches and gradients that have come, passes made.
-    activations: usize,
-    gradients: usize,
-    forwards: usize,
-    backwards: usize,
-}
-
-struct Run {
-    /// Whether forward passes go first.
-    overlaps: bool,
-    stages: Vec<Stage>,
-    states: Vec<State>,
-    n_micro: usize,
-    shared: bool,
-    /// When the link behind each stage is free again, onwards and backwards.
-    free: Vec<[f64; 2]>,
-    events: BinaryHeap<Reverse<(Moment, u64, Event)>>,
-    n_events: u64,
-}
-
-impl Run {
-    fn new(stages: Vec<Stage>, n_micro: usize, links: &Links) -> Self {
-        let state = |position: usize| State {
-            doing: Doing::Nothing,
-            activations: if position == 0 { n_micro } else { 0 },
-            gradients: 0,
-            forwards: 0,
-            backwards: 0,
-        };
-        Self {
-            overlaps: false,
-            states: (0..stages.len()).map(state).collect(),
-            free: vec![[0.0; 2]; stages.len()],
-            n_micro,
-            shared: links.shared,
-            events: BinaryHeap::new(),
-            n_events: 0,
-            stages,
-        }
-    }
-
-    /// The moment at which the last update is made; adds the seconds each stage computes to `busy`.
-    fn finish(mut self, busy: &mut [f64]) -> f64 {
-        self.begin(busy);
-        let mut end = 0.0;
-        while let Some(now) = self.proceed(busy) {
-            end = now;
-        }
-        end
-    }
-
-    fn begin(&mut self, busy: &mut [f64]) {
-        for stage in 0..self.stages.len() {
-            self.start(0.0, stage, busy);
-        }
-    }
-
-    /// Lets the next event happen and returns its moment; none once all is made.
-    fn proceed(&mut self, busy: &mut [f64]) -> Option<f64> {
-        let Reverse((Moment(now), _, event)) = self.events.pop()?;
-        let stage = match event {
-            Event::Activation { stage } => {
-                self.states[stage].activations += 1;
-                stage
+        for share in &group.shares {
+            let mut per_micro = 0u64;
+            if position + 1 < groups.len() {
+                per_micro = costs.bytes_into(group.blocks.end, share.samples);
             }
-            Event::Gradient { stage } => {
-                self.states[stage].gradients += 1;
-                stage
+            if position > 0 {
+                let back = costs.bytes_into(group.blocks.start, share.samples);
+                per_micro = per_micro.saturating_add(back);
             }
-            Event::Done { stage } => {
-                self.done(now, stage);
-                stage
+            if costs.data == Data::At(share.device) {
+                let others = groups[0]
+                    .shares
+                    .iter()
+                    .filter(|other| other.device != share.device);
+                let samples = others.map(|other| costs.bytes_into(0, other.samples));
+                per_micro = samples.fold(per_micro, u64::saturating_add);
             }
-        };
-        self.start(now, stage, busy);
-        Some(now)
-    }
-
-    /// What follows from an operation that is made.
-    fn done(&mut self, now: f64, stage: usize) {
-        let state = &mut self.states[stage];
-        let made = std::mem::replace(&mut state.doing, Doing::Nothing);
-        let (forward, backward) = match made {
-            Doing::Forward => (true, false),
-            Doing::Backward => (false, true),
-            Doing::Both => (true, true),
-            Doing::Update => {
-                state.doing = Doing::Finished;
-                (false, false)
-            }
-            Doing::Nothing | Doing::Finished => (false, false),
-        };
-        state.forwards += usize::from(forward);
-        state.backwards += usize::from(backward);
-        if forward && stage + 1 < self.stages.len() {
-            let seconds = self.stages[stage].send;
-            self.send(
-                now,
-                (stage, 0),
-                seconds,
-                Event::Activation { stage: stage + 1 },
-            );
-        }
-        if backward && let Some(before) = stage.checked_sub(1) {
-            let seconds = self.stages[stage].send_back;
-            self.send(now, (before, 1), seconds, Event::Gradient { stage: before });
+            all.push(per_micro.saturating_mul(n_micro).saturating_add(reduced));
         }
     }
-
-    /// Hands a message to the link behind stage `link`.
-    fn send(
-        &mut self,
-        now: f64,
-        (link, direction): (usize, usize),
-        [seconds, delay]: [f64; 2],
-        event: Event,
-    ) {
-        let lane = if self.shared { 0 } else { direction };
-        let free = &mut self.free[link][lane];
-        *free = free.max(now) + seconds;
-        let at = *free + delay;
-        self.push(at, event);
-    }
-
-    /// Begins the stage's next operation, if it is free and has what that needs.
-    fn start(&mut self, now: f64, stage: usize, busy: &mut [f64]) {
-        let is_last = stage + 1 == self.stages.len();
-        let (state, times) = (&mut self.states[stage], &self.stages[stage]);
-        if state.doing != Doing::Nothing {
-            return;
-        }
-        let has_come = state.activations > state.forwards;
-        let may_go = !is_last && has_come && state.forwards - state.backwards < times.depth;
-        let (doing, seconds) = if state.backwards == self.n_micro {
-            (Doing::Update, times.update)
-        } else if is_last && has_come {
-            (Doing::Both, times.forward + times.backward)
-        } else if may_go && self.overlaps {
-            (Doing::Forward, times.forward)
-        } else if state.gradients > state.backwards {
-            (Doing::Backward, times.backward)
-        } else if may_go {
-            (Doing::Forward, times.forward)
-        } else {
-            return;
-        };
-        state.doing = doing;
-        busy[stage] += seconds;
-        self.push(now + seconds, Event::Done { stage });
-    }
-
-    fn push(&mut self, at: f64, event: Event) {
-        self.n_events += 1;
-        self.events
-            .push(Reverse((Moment(at), self.n_events, event)));
-    }
+    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::events::overlaps;
+    use crate::plan::group::Share;
+    use crate::plan::work::Stashing;
     use crate::plan::work::tests::{even, work};
 
     fn place(cuts: &[usize]) -> Vec<Placement> {
@@ -532,5 +387,114 @@ mod tests {
         let mut twice = place(&[0, 1, 3]);
         twice[1].device = 0;
         assert!(predict(&work, &devices, &links, &twice).is_err());
+    }
+
+    fn group(blocks: std::ops::Range<usize>, shares: &[(usize, usize)], in_flight: usize) -> Group {
+        let share = |(device, samples): &(usize, usize)| Share {
+            device: *device,
+            samples: *samples,
+        };
+        Group {
+            blocks,
+            shares: shares.iter().map(share).collect(),
+            in_flight,
+        }
+    }
+
+    #[test]
+    fn one_group_is_data_parallelism() {
+        // Two devices of 2 of 4 samples, 6 s per block and sample; 20 bytes of gradient at 10 per second and a delay of 1 s.
+        let work = Work {
+            micro_batch: 4,
+            ..work(&[1.0; 2], 3)
+        };
+        let (devices, _) = even(2);
+        let links = Links::uniform(2, 10.0, 1.0);
+        let costs = Costs::new(&work, &devices, &links);
+        let groups = [group(0..2, &[(0, 2), (1, 2)], 1)];
+        check(&costs, &groups).unwrap();
+        let got = run(&costs, &groups);
+        let computes = 3.0 * 2.0 * 6.0;
+        assert!(
+            (got.step_seconds - (computes + 3.0)).abs() < 1e-9,
+            "{got:?}"
+        );
+        assert_eq!(got.sent_bytes, [20, 20]);
+        let spans = timeline(&costs, &groups);
+        let reduced = spans.iter().filter(|span| span.pass == Pass::Reduce);
+        let reduced: Vec<_> = reduced
+            .map(|span| (span.device, span.from, span.to))
+            .collect();
+        assert_eq!(reduced, [(0, 36.0, 39.0), (1, 36.0, 39.0)]);
+    }
+
+    #[test]
+    fn samples_go_to_whoever_computes_them_next() {
+        let four = group(0..1, &[(0, 1), (1, 2), (2, 3)], 1);
+        let two = group(1..2, &[(3, 4), (4, 2)], 1);
+        let expected = [(0, 0, 1), (1, 0, 2), (2, 0, 1), (2, 1, 2)];
+        assert_eq!(overlaps(&four, &two), expected);
+        let turned = expected.map(|(a, b, n)| (b, a, n));
+        let mut back = overlaps(&two, &four);
+        back.sort_unstable_by_key(|(a, b, _)| (*b, *a));
+        assert_eq!(back, turned);
+    }
+
+    #[test]
+    fn many_senders_share_the_way_into_one_receiver() {
+        // Four samples of 8 bytes at 4 bytes per second: 8 s, whoever sends them; no time to compute.
+        let work = Work {
+            micro_batch: 4,
+            ..work(&[0.0; 2], 1)
+        };
+        let (devices, _) = even(5);
+        let links = Links::uniform(5, 4.0, 0.0);
+        let costs = Costs::new(&work, &devices, &links);
+        let all_to_one = [
+            group(0..1, &[(0, 1), (1, 1), (2, 1), (3, 1)], 1),
+            group(1..2, &[(4, 4)], 1),
+        ];
+        let reduction = all_to_one[0].reduction(&costs).unwrap().1;
+        let got = run(&costs, &all_to_one);
+        assert!(
+            (got.step_seconds - (16.0 + reduction)).abs() < 1e-9,
+            "{got:?}"
+        );
+        let pairs = [
+            group(0..1, &[(0, 2), (1, 2)], 1),
+            group(1..2, &[(2, 2), (3, 2)], 1),
+        ];
+        let reduction = pairs[0].reduction(&costs).unwrap().1;
+        let got = run(&costs, &pairs).step_seconds;
+        assert!((got - (8.0 + reduction)).abs() < 1e-9, "{got}");
+    }
+
+    #[test]
+    fn raw_samples_come_from_where_the_data_is() {
+        // One sample of 8 bytes per micro-batch to another device, at 1 byte per second: it computes for 3 s of every 8.
+        let work = work(&[1.0; 1], 4);
+        let (devices, _) = even(2);
+        let links = Links::uniform(2, 1.0, 0.5);
+        let mut costs = Costs::new(&work, &devices, &links);
+        let groups = [group(0..1, &[(1, 1)], 1)];
+        assert_eq!(run(&costs, &groups).step_seconds, 12.0);
+        costs.data = Data::At(0);
+        assert_eq!(run(&costs, &groups).step_seconds, 32.0 + 0.5 + 3.0);
+        costs.data = Data::At(1);
+        assert_eq!(run(&costs, &groups).step_seconds, 12.0);
+    }
+
+    #[test]
+    fn a_step_over_a_link_that_is_missing_never_ends() {
+        let work = work(&[1.0; 2], 2);
+        let (devices, mut links) = even(2);
+        links.rate[0][1] = 0.0;
+        let costs = Costs::new(&work, &devices, &links);
+        let groups = [group(0..1, &[(0, 1)], 1), group(1..2, &[(1, 1)], 1)];
+        let got = run(&costs, &groups);
+        assert_eq!(
+            (got.step_seconds, got.samples_per_second),
+            (f64::INFINITY, 0.0)
+        );
     }
 }

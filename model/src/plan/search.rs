@@ -6,9 +6,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::partition::{Aim, Cut, best_cut, check, too_large};
-use super::schedule::{Prediction, run};
-use super::work::{Device, Links, Placement, PlanError, Sums, Work};
+use super::costs::Costs;
+use super::group::{Group, fit};
+use super::partition::{Aim, Cut, best_cut, too_large};
+use super::schedule::{Prediction, run, seconds};
+use super::work::{Device, Links, Placement, PlanError, Work};
 
 /// Most devices of which all orders are tried; more are ordered by speed.
 pub const MAX_PERMUTED: usize = 6;
@@ -43,12 +45,13 @@ pub struct Plan {
 /// # Errors
 /// Figures that cannot be; a model that does not fit, with what does not.
 pub fn search(work: &Work, devices: &[Device], links: &Links) -> Result<Plan, PlanError> {
-    work.check(devices, links)?;
+    work.check_linked(devices, links)?;
+    let costs = Costs::new(work, devices, links);
     let n = devices.len();
     if n > MAX_PERMUTED {
         let mut order: Vec<usize> = (0..n).collect();
         order[1..].sort_by(|a, b| devices[*a].capacity.total_cmp(&devices[*b].capacity));
-        return search_in_order(work, devices, links, &order);
+        return best_of(&costs, shorter(&costs, order), &(0..n).collect::<Vec<_>>());
     }
     let mut orders = vec![vec![0]];
     let mut grown = 0;
@@ -60,96 +63,68 @@ pub fn search(work: &Work, devices: &[Device], links: &Links) -> Result<Plan, Pl
         grown += 1;
     }
     let everyone: Vec<usize> = (0..n).collect();
-    best_of(work, devices, links, orders, &everyone)
+    best_of(&costs, orders, &everyone)
 }
 
-/// The best plan for devices in the order `order`, of which all but the first may get nothing.
-///
-/// # Errors
-/// As [`search`].
-pub fn search_in_order(
-    work: &Work,
-    devices: &[Device],
-    links: &Links,
-    order: &[usize],
-) -> Result<Plan, PlanError> {
-    check(work, devices, links, &order[..order.len().min(1)])?;
-    for (position, device) in order.iter().enumerate() {
-        if *device >= devices.len() || order[..position].contains(device) {
-            let what = "it is none of the devices, or named twice in the order";
-            return Err(PlanError::Device {
-                device: *device,
-                what,
-            });
-        }
-    }
-    let others = &order[1..];
-    let orders = if order.len() <= MAX_SUBSETS {
-        let mut masks: Vec<u32> = (0..1 << others.len()).collect();
+/// `order` and what is left of it without the slowest devices but the first, the shortest first; or without any of them where
+/// there are few.
+fn shorter(costs: &Costs<'_>, order: Vec<usize>) -> Vec<Vec<usize>> {
+    let mut left = order;
+    if left.len() <= MAX_SUBSETS {
+        let mut masks: Vec<u32> = (0..1 << (left.len() - 1)).collect();
         masks.sort_by_key(|mask| mask.count_ones());
         let subset = |mask: u32| {
-            let chosen = others
-                .iter()
-                .enumerate()
-                .filter(|(bit, _)| mask >> bit & 1 == 1);
-            [order[0]]
-                .into_iter()
-                .chain(chosen.map(|(_, device)| *device))
-                .collect()
+            let chosen = left.iter().enumerate();
+            let chosen = chosen.filter(|(at, _)| *at == 0 || mask >> (at - 1) & 1 == 1);
+            chosen.map(|(_, device)| *device).collect()
         };
-        masks.into_iter().map(subset).collect()
-    } else {
-        let mut left = order.to_vec();
-        let mut orders = vec![left.clone()];
-        while left.len() > 1 {
-            let slowest = (1..left.len()).max_by(|a, b| {
-                devices[left[*a]]
-                    .capacity
-                    .total_cmp(&devices[left[*b]].capacity)
-            });
-            left.remove(slowest.unwrap_or(left.len() - 1));
-            orders.push(left.clone());
-        }
-        orders.reverse();
-        orders
-    };
-    best_of(work, devices, links, orders, order)
+        return masks.into_iter().map(subset).collect();
+    }
+    let capacity = |device: usize| costs.devices[device].capacity;
+    let mut orders = vec![left.clone()];
+    while left.len() > 1 {
+        let slowest =
+            (1..left.len()).max_by(|a, b| capacity(left[*a]).total_cmp(&capacity(left[*b])));
+        left.remove(slowest.unwrap_or(left.len() - 1));
+        orders.push(left.clone());
+    }
+    orders.reverse();
+    orders
 }
 
 fn best_of(
-    work: &Work,
-    devices: &[Device],
-    links: &Links,
+    costs: &Costs<'_>,
     orders: Vec<Vec<usize>>,
     everyone: &[usize],
 ) -> Result<Plan, PlanError> {
+    let (n_blocks, n_micro) = (costs.n_blocks(), costs.work.n_micro);
     let mut best: Option<(f64, Vec<Placement>)> = None;
     for order in orders {
-        if order.len() > work.profile.blocks.len() {
+        if order.len() > n_blocks {
             continue;
         }
-        let Some(cut) = best_cut(work, devices, links, &order, Aim::Slowest) else {
+        let Some(cut) = best_cut(costs, &order, Aim::Slowest) else {
             continue;
         };
         // Whatever the cut, each micro-batch passes the slowest stage or link of the best one.
         let bound = best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
-        if cut.cost * work.n_micro as f64 >= bound {
+        if cut.cost * n_micro as f64 >= bound {
             continue;
         }
-        let n_cuts = cuts_up_to(work.profile.blocks.len(), order.len(), MAX_TRIED);
+        let n_cuts = cuts_up_to(n_blocks, order.len(), MAX_TRIED);
         let (seconds, placements) = match n_cuts {
-            Some(_) => all_cuts(work, devices, links, cut.placements),
-            None => begun_well(work, devices, links, (cut, &order)),
+            Some(_) => all_cuts(costs, cut.placements),
+            None => begun_well(costs, (cut, &order)),
         };
         if seconds < bound * (1.0 - NOTICEABLE) || bound.is_infinite() {
             best = Some((seconds, placements));
         }
     }
     let Some((_, placements)) = best else {
-        return Err(too_large(work, devices, everyone));
+        return Err(too_large(costs, everyone));
     };
     Ok(Plan {
-        prediction: run(work, devices, links, &placements),
+        prediction: run(costs, &Group::alone(costs, &placements)),
         placements,
     })
 }
@@ -164,17 +139,9 @@ fn cuts_up_to(n_blocks: usize, n_stages: usize, most: usize) -> Option<usize> {
 }
 
 /// The best of all cuts, of which `placements` is one.
-fn all_cuts(
-    work: &Work,
-    devices: &[Device],
-    links: &Links,
-    placements: Vec<Placement>,
-) -> (f64, Vec<Placement>) {
-    let (sums, n_blocks) = (work.sums(), work.profile.blocks.len());
-    let mut best = (
-        step_seconds(work, devices, links, &placements),
-        placements.clone(),
-    );
+fn all_cuts(costs: &Costs<'_>, placements: Vec<Placement>) -> (f64, Vec<Placement>) {
+    let n_blocks = costs.n_blocks();
+    let mut best = (step_seconds(costs, &placements), placements.clone());
     let mut cut = placements;
     let n = cut.len();
     // Borders as far in front as they go, then one after the other on.
@@ -185,8 +152,8 @@ fn all_cuts(
             let end = borders.get(position).copied().unwrap_or(n_blocks);
             placement.blocks = start(position)..end;
         }
-        if fits((work, &sums), devices, &cut) {
-            let seconds = step_seconds(work, devices, links, &cut);
+        if fits(costs, &cut) {
+            let seconds = step_seconds(costs, &cut);
             if seconds < best.0 * (1.0 - NOTICEABLE) {
                 best = (seconds, cut.clone());
             }
@@ -203,36 +170,25 @@ fn all_cuts(
 }
 
 /// The best of the cuts that dynamic programming finds for several aims, moved on block by block.
-fn begun_well(
-    work: &Work,
-    devices: &[Device],
-    links: &Links,
-    (slowest, order): (Cut, &[usize]),
-) -> (f64, Vec<Placement>) {
+fn begun_well(costs: &Costs<'_>, (slowest, order): (Cut, &[usize])) -> (f64, Vec<Placement>) {
     let sums = SLACK.into_iter().filter_map(|slack| {
         let none_above = slowest.cost * slack;
-        best_cut(work, devices, links, order, Aim::Sum { none_above })
+        best_cut(costs, order, Aim::Sum { none_above })
     });
     let mut best = slowest.placements.clone();
-    let mut seconds = step_seconds(work, devices, links, &best);
+    let mut seconds = step_seconds(costs, &best);
     for cut in sums {
-        let other = step_seconds(work, devices, links, &cut.placements);
+        let other = step_seconds(costs, &cut.placements);
         if other < seconds {
             (seconds, best) = (other, cut.placements);
         }
     }
-    refine(work, devices, links, best)
+    refine(costs, best)
 }
 
 /// Moves one block at a time to another stage, while that shortens the step.
-fn refine(
-    work: &Work,
-    devices: &[Device],
-    links: &Links,
-    mut placements: Vec<Placement>,
-) -> (f64, Vec<Placement>) {
-    let sums = work.sums();
-    let mut seconds = step_seconds(work, devices, links, &placements);
+fn refine(costs: &Costs<'_>, mut placements: Vec<Placement>) -> (f64, Vec<Placement>) {
+    let mut seconds = step_seconds(costs, &placements);
     loop {
         let mut better = None;
         // One block from a stage to the next, or on through those between to another.
@@ -249,10 +205,10 @@ fn refine(
                     moved[border - 1].blocks.end = at;
                     moved[border].blocks.start = at;
                 }
-                if !fits((work, &sums), devices, &moved) {
+                if !fits(costs, &moved) {
                     continue;
                 }
-                let changed = step_seconds(work, devices, links, &moved);
+                let changed = step_seconds(costs, &moved);
                 if changed < seconds * (1.0 - NOTICEABLE) {
                     seconds = changed;
                     better = Some(moved);
@@ -267,30 +223,30 @@ fn refine(
 }
 
 /// Whether all stages have blocks and room for them.
-fn fits((work, sums): (&Work, &Sums), devices: &[Device], placements: &[Placement]) -> bool {
-    placements.iter().enumerate().all(|(position, placement)| {
-        let Placement { device, blocks } = placement;
-        let held = work.held(position, placements.len());
-        !blocks.is_empty() && work.memory(sums, blocks, held) <= devices[*device].memory_bytes
-    })
+fn fits(costs: &Costs<'_>, placements: &[Placement]) -> bool {
+    placements
+        .iter()
+        .all(|placement| !placement.blocks.is_empty())
+        && fit(costs, &Group::alone(costs, placements))
+}
+
+fn step_seconds(costs: &Costs<'_>, placements: &[Placement]) -> f64 {
+    judged(costs, &Group::alone(costs, placements))
 }
 
 /// The step, from its first micro-batches if it has many.
-fn step_seconds(work: &Work, devices: &[Device], links: &Links, placements: &[Placement]) -> f64 {
-    let of = |n_micro: usize| {
-        let part = Work {
-            n_micro,
-            ..work.clone()
-        };
-        run(&part, devices, links, placements).step_seconds
-    };
-    let judged = JUDGED.max(4 * placements.len());
-    if work.n_micro <= judged {
-        return of(work.n_micro);
+pub(crate) fn judged(costs: &Costs<'_>, groups: &[Group]) -> f64 {
+    let n_micro = costs.work.n_micro;
+    let judged = JUDGED.max(4 * groups.len());
+    if n_micro <= judged {
+        return seconds(costs, groups, n_micro);
     }
-    let (half, whole) = (of(judged / 2), of(judged));
+    let (half, whole) = (
+        seconds(costs, groups, judged / 2),
+        seconds(costs, groups, judged),
+    );
     let per_micro = (whole - half) / (judged - judged / 2) as f64;
-    whole + per_micro * (work.n_micro - judged) as f64
+    whole + per_micro * (n_micro - judged) as f64
 }
 
 #[cfg(test)]
@@ -299,8 +255,8 @@ mod tests {
 
     use super::*;
     use crate::plan::partition::tests::{every_cut, fits as cut_fits};
-    use crate::plan::predict;
     use crate::plan::work::tests::{even, work};
+    use crate::plan::{partition, predict};
 
     #[test]
     fn a_device_that_would_slow_the_others_down_stands_by() {
@@ -352,8 +308,9 @@ mod tests {
             .map(|placement| placement.device)
             .collect();
         assert_eq!(used, [0, 2, 1]);
-        let in_order = search_in_order(&work, &devices, &links, &[0, 1, 2]).unwrap();
-        assert!(in_order.prediction.step_seconds > plan.prediction.step_seconds);
+        let in_order = partition(&work, &devices, &links, &[0, 1, 2]).unwrap();
+        let in_order = predict(&work, &devices, &links, &in_order).unwrap();
+        assert!(in_order.step_seconds > plan.prediction.step_seconds);
     }
 
     #[test]
@@ -417,6 +374,7 @@ mod tests {
             let devices: Vec<Device> = capacities.iter().map(|capacity| Device {
                 capacity: *capacity,
                 memory_bytes: memory,
+                ..Device::default()
             }).collect();
             let links = Links::uniform(3, rate, 0.001);
             let orders: [&[usize]; 5] = [&[0], &[0, 1], &[0, 2], &[0, 1, 2], &[0, 2, 1]];
@@ -444,13 +402,14 @@ mod tests {
             n_micro in 4usize..16,
         ) {
             let work = work(&seconds, n_micro);
-            let device = |capacity: &f64| Device { capacity: *capacity, memory_bytes: 1 << 20 };
+            let device = |capacity: &f64| Device { capacity: *capacity, memory_bytes: 1 << 20, ..Device::default() };
             let devices: Vec<Device> = capacities.iter().map(device).collect();
             let links = Links::uniform(3, rate, 0.001);
+            let costs = Costs::new(&work, &devices, &links);
             let order = [0, 1, 2];
-            let cut = best_cut(&work, &devices, &links, &order, Aim::Slowest).unwrap();
-            let (exact, _) = all_cuts(&work, &devices, &links, cut.placements.clone());
-            let (near, placements) = begun_well(&work, &devices, &links, (cut, &order));
+            let cut = best_cut(&costs, &order, Aim::Slowest).unwrap();
+            let (exact, _) = all_cuts(&costs, cut.placements.clone());
+            let (near, placements) = begun_well(&costs, (cut, &order));
             prop_assert!(near >= exact * 0.9999 && near <= exact * 1.15, "{} {}", near, exact);
             let n_blocks: usize = placements.iter().map(|placement| placement.blocks.len()).sum();
             prop_assert_eq!(n_blocks, seconds.len());

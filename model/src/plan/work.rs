@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::profile::{Profile, ProfileError};
+use super::profile::{BlockTimes, Profile, ProfileError};
 
 /// Most devices of a plan.
 pub const MAX_DEVICES: usize = 1024;
@@ -58,6 +58,14 @@ pub enum PlanError {
         /// Memory of the largest device.
         largest: u64,
     },
+    /// Whatever the cut, two devices without a link would have to send to each other.
+    #[error(
+        "no plan does without the links that are missing: give a rate above 0 between more of the devices"
+    )]
+    Unlinked,
+    /// Groups, tiers and re-planning are for synchronous steps.
+    #[error("steps that overlap are planned for one device per stage alone")]
+    Overlapping,
     /// Every block fits somewhere, but not all of them together.
     #[error(
         "the model needs {needs} bytes with its micro-batches in flight, the devices have {available} together, and no cut fits: block {block} is the first that does not"
@@ -73,25 +81,30 @@ pub enum PlanError {
 }
 
 /// One step of the job.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Work {
-    /// What the blocks cost on the device that all capacities are relative to.
-    pub profile: Profile,
     /// Samples of a micro-batch.
     pub micro_batch: usize,
     /// Micro-batches of a step.
     pub n_micro: usize,
     /// Whether forward passes are made once more instead of kept.
+    #[serde(default)]
     pub recompute: bool,
     /// Whether stage i of n has up to 2 (n - i) - 1 micro-batches in flight, which hides the time of transfers, and not just
-    /// n - i.
+    /// n - i (i from 0).
+    #[serde(default)]
     pub hides_transfers: bool,
     /// Whether steps overlap, and then which versions of the weights stages keep.
+    #[serde(default)]
     pub stashing: Stashing,
+    /// What the blocks cost, on the device that all capacities are relative to.
+    pub profile: Profile,
 }
 
 /// Versions of the weights that an asynchronous schedule keeps. A step is then one micro-batch, with an update of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Stashing {
     /// The schedule is synchronous: all use the newest.
     #[default]
@@ -120,22 +133,49 @@ impl Held {
 }
 
 /// A device that may get blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Device {
-    /// Factor on the profile's times: 1 for the device it is of, more for a slower one.
+    /// What people call it; nothing is decided by it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Factor on its times: 1 for one that keeps to them, more for a slower one.
     pub capacity: f64,
-    /// Memory it has for the job.
+    /// Memory it has for the job; [`u64::MAX`], or nothing in a file, if that is no matter.
+    #[serde(skip_serializing_if = "is_unlimited")]
     pub memory_bytes: u64,
+    /// Its own times of every block; those of the work's profile where there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub times: Option<Vec<BlockTimes>>,
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            capacity: 1.0,
+            memory_bytes: u64::MAX,
+            times: None,
+        }
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_unlimited(memory_bytes: &u64) -> bool {
+    *memory_bytes == u64::MAX
 }
 
 /// What the links between devices carry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Links {
-    /// Bytes per second from each device (row) to each other; the diagonal is not looked at.
+    /// Bytes per second from each device (row) to each other; the diagonal is not looked at. 0 where there is no link.
     pub rate: Vec<Vec<f64>>,
-    /// Seconds from the end of sending to the end of receiving, from each device to each other.
+    /// Seconds from the end of sending to the end of receiving, from each device to each other; empty if no message takes any.
+    #[serde(default)]
     pub latency: Vec<Vec<f64>>,
     /// Whether both directions of a link share its rate, as on a radio channel.
+    #[serde(default)]
     pub shared: bool,
 }
 
@@ -149,15 +189,36 @@ impl Links {
         }
     }
 
-    /// Seconds that a message of `bytes` keeps the link from one device to another busy, and until it is there after that.
-    pub(crate) fn message(&self, from: usize, to: usize, bytes: u64) -> [f64; 2] {
-        [self.seconds(from, to, bytes), self.latency[from][to]]
+    /// Seconds from the end of sending to the end of receiving.
+    pub(crate) fn delay(&self, from: usize, to: usize) -> f64 {
+        self.latency.get(from).map_or(0.0, |row| row[to])
     }
 
-    /// Seconds that `bytes` take from one device to another, without latency.
-    pub(crate) fn seconds(&self, from: usize, to: usize, bytes: u64) -> f64 {
-        bytes as f64 / self.rate[from][to]
+    /// Seconds that a message of `bytes` keeps the link from one device to another busy, and until it is there after that.
+    pub(crate) fn message(&self, from: usize, to: usize, bytes: u64) -> [f64; 2] {
+        [self.seconds(from, to, bytes), self.delay(from, to)]
     }
+
+    /// Seconds that `bytes` take from one device to another, without latency; without end where there is no link.
+    pub(crate) fn seconds(&self, from: usize, to: usize, bytes: u64) -> f64 {
+        let rate = self.rate[from][to];
+        if rate > 0.0 {
+            bytes as f64 / rate
+        } else {
+            f64::INFINITY
+        }
+    }
+}
+
+/// Where the samples are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Data {
+    /// On every device.
+    #[default]
+    Everywhere,
+    /// On this one, which sends them to whoever else begins with them.
+    At(usize),
 }
 
 /// The blocks of one device.
@@ -170,6 +231,22 @@ pub struct Placement {
 }
 
 impl Work {
+    /// Refuses figures that cannot be, and pairs of devices without a link.
+    pub(crate) fn check_linked(&self, devices: &[Device], links: &Links) -> Result<(), PlanError> {
+        self.check(devices, links)?;
+        for (device, row) in links.rate.iter().enumerate() {
+            if row
+                .iter()
+                .enumerate()
+                .any(|(to, rate)| to != device && *rate == 0.0)
+            {
+                let what = "one of its links has a rate of 0";
+                return Err(PlanError::Device { device, what });
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses figures that cannot be: nothing behind this has to think of NaN or of no devices.
     pub(crate) fn check(&self, devices: &[Device], links: &Links) -> Result<(), PlanError> {
         self.profile.check()?;
@@ -184,11 +261,19 @@ impl Work {
         if !(1..=MAX_DEVICES).contains(&devices.len()) {
             return refuse(devices.len(), "there are no devices, or more than 1024");
         }
-        let is_rate = |rate: &f64| *rate > 0.0 && rate.is_finite();
-        let is_delay = |delay: &f64| *delay >= 0.0 && delay.is_finite();
+        // Of rates and of delays.
+        let is_figure = |figure: &f64| *figure >= 0.0 && figure.is_finite();
         for (number, device) in devices.iter().enumerate() {
-            if !is_rate(&device.capacity) {
+            if !(device.capacity > 0.0 && device.capacity.is_finite()) {
                 return refuse(number, "its capacity is not above 0");
+            }
+            if let Some(times) = &device.times {
+                if times.len() != self.profile.blocks.len() {
+                    return refuse(number, "it does not have times for every block");
+                }
+                if !times.iter().all(BlockTimes::is_believed) {
+                    return refuse(number, "one of its times cannot be");
+                }
             }
             let row = links
                 .rate
@@ -200,17 +285,29 @@ impl Work {
             let fit = row
                 .iter()
                 .enumerate()
-                .all(|(to, rate)| to == number || is_rate(rate));
+                .all(|(to, rate)| to == number || is_figure(rate));
             if !fit {
-                return refuse(number, "the rate of one of its links is not above 0");
+                return refuse(
+                    number,
+                    "the rate of one of its links is below 0 or no number",
+                );
             }
-            let delays = links.latency.get(number);
-            let delays = delays.filter(|row| row.len() == devices.len());
-            if delays.is_none_or(|row| !row.iter().all(is_delay)) {
-                return refuse(number, "the latency of one of its links is below 0");
+        }
+        if !links.latency.is_empty() {
+            for number in 0..devices.len() {
+                let delays = links.latency.get(number);
+                let delays = delays.filter(|row| row.len() == devices.len());
+                if delays.is_none_or(|row| !row.iter().all(is_figure)) {
+                    return refuse(number, "the latency of one of its links is below 0 or none");
+                }
             }
         }
         Ok(())
+    }
+
+    /// Whether a step begins before the one before it is over.
+    pub(crate) fn overlaps(&self) -> bool {
+        self.stashing != Stashing::None
     }
 
     /// Micro-batches that stage `position` of `n_stages` has in flight at most.
@@ -221,95 +318,32 @@ impl Work {
         } else {
             behind
         };
-        match self.stashing {
-            Stashing::None => depth.clamp(1, self.n_micro),
-            _ => depth,
+        if self.overlaps() {
+            depth
+        } else {
+            depth.clamp(1, self.n_micro)
         }
     }
 
-    /// What stage `position` of `n_stages` holds at most. The memory of the version that was dropped last is kept for the next.
+    /// Versions of the weights that a stage holds beside those of its state, by the micro-batches that it has in flight, and the
+    /// first stage. The memory of the version that was dropped last is kept for the next.
+    pub(crate) fn stashed(&self, in_flight: usize, of_first: usize) -> usize {
+        match self.stashing {
+            Stashing::None => 0,
+            Stashing::Own => in_flight,
+            Stashing::VerticalSync => of_first,
+        }
+    }
+
+    /// What stage `position` of `n_stages` holds at most.
     pub(crate) fn held(&self, position: usize, n_stages: usize) -> Held {
         let in_flight = self.in_flight(position, n_stages);
+        let of_first = self.in_flight(0, n_stages);
         Held {
             in_flight,
-            stashed: match self.stashing {
-                Stashing::None => 0,
-                Stashing::Own => in_flight,
-                Stashing::VerticalSync => self.in_flight(0, n_stages),
-            },
+            stashed: self.stashed(in_flight, of_first),
         }
     }
-
-    /// Sums over the first blocks, from none to all.
-    pub(crate) fn sums(&self) -> Sums {
-        let mut sums = Sums {
-            seconds: vec![[0.0; 3]],
-            bytes: vec![[0; 3]],
-        };
-        let mut seconds = [0.0; 3];
-        let mut bytes = [0u64; 3];
-        for block in &self.profile.blocks {
-            let times = [block.forward, block.backward].map(|time| time.of(self.micro_batch));
-            seconds[0] += times[0];
-            seconds[1] += times[1];
-            seconds[2] += block.update;
-            bytes[0] += block.state_bytes;
-            bytes[1] += block.kept_bytes;
-            bytes[2] += block.parameter_bytes;
-            sums.seconds.push(seconds);
-            sums.bytes.push(bytes);
-        }
-        sums
-    }
-
-    /// Seconds of forward, backward and update of `blocks` on a device of capacity 1. The last stage has nothing to make
-    /// again: its backward pass comes at once.
-    pub(crate) fn seconds(&self, sums: &Sums, blocks: &Range<usize>) -> [f64; 3] {
-        let (start, end) = (sums.seconds[blocks.start], sums.seconds[blocks.end]);
-        let [forward, mut backward, update] = std::array::from_fn(|part| end[part] - start[part]);
-        if self.recompute && blocks.end < self.profile.blocks.len() {
-            backward += forward;
-        }
-        [forward, backward, update]
-    }
-
-    /// Bytes of a micro-batch that go into block `block`.
-    pub(crate) fn micro_bytes_into(&self, block: usize) -> u64 {
-        self.profile
-            .bytes_into(block)
-            .saturating_mul(self.micro_batch as u64)
-    }
-
-    /// Bytes that `blocks` take where the stage holds so much: the state, versions of the weights, what micro-batches in
-    /// flight keep, and the frames in and out with their gradients.
-    pub(crate) fn memory(&self, sums: &Sums, blocks: &Range<usize>, held: Held) -> u64 {
-        let Held { in_flight, stashed } = held;
-        let (start, end) = (sums.bytes[blocks.start], sums.bytes[blocks.end]);
-        let [state, kept, weights]: [u64; 3] = std::array::from_fn(|part| end[part] - start[part]);
-        let stashed = weights.saturating_mul(stashed as u64);
-        let graph = kept.saturating_mul(self.micro_batch as u64);
-        let (first, behind) = (
-            self.micro_bytes_into(blocks.start),
-            self.micro_bytes_into(blocks.end),
-        );
-        let kept = if self.recompute {
-            first.saturating_mul(in_flight as u64).saturating_add(graph)
-        } else {
-            graph.saturating_mul(in_flight as u64)
-        };
-        let frames = first.saturating_add(behind).saturating_mul(2);
-        let parts = [kept, frames, stashed];
-        parts.into_iter().fold(state, u64::saturating_add)
-    }
-}
-
-/// Sums over a profile's first blocks: what a run of blocks costs is the difference of two.
-#[derive(Clone, Debug)]
-pub(crate) struct Sums {
-    /// Seconds forward, backward and of the update.
-    seconds: Vec<[f64; 3]>,
-    /// Bytes of the state, kept per sample, and of the parameters.
-    bytes: Vec<[u64; 3]>,
 }
 
 #[cfg(test)]
@@ -319,10 +353,7 @@ pub(crate) mod tests {
 
     /// Blocks of the given forward seconds per micro-batch of one sample, twice as long backward, 8 bytes across each border.
     pub(crate) fn work(seconds: &[f64], n_micro: usize) -> Work {
-        let time = |per_sample: f64| Time {
-            fixed: 0.0,
-            per_sample,
-        };
+        let time = |per_sample: f64| Time::measured([(1, per_sample)]);
         let block = |seconds: &f64| BlockProfile {
             forward: time(*seconds),
             backward: time(2.0 * seconds),
@@ -348,49 +379,10 @@ pub(crate) mod tests {
     /// `n` equal devices with fast links and much memory.
     pub(crate) fn even(n: usize) -> (Vec<Device>, Links) {
         let device = Device {
-            capacity: 1.0,
             memory_bytes: 1 << 40,
+            ..Device::default()
         };
         (vec![device; n], Links::uniform(n, 1e12, 0.0))
-    }
-
-    #[test]
-    fn memory_grows_with_what_is_in_flight_and_less_with_recomputation() {
-        let mut work = work(&[1.0; 4], 8);
-        // Two blocks: 60 of state, 40 per micro-batch, two frames in, two out.
-        let memory = |work: &Work, in_flight| {
-            let held = Held {
-                in_flight,
-                ..Held::LEAST
-            };
-            work.memory(&work.sums(), &(1..3), held)
-        };
-        assert_eq!(memory(&work, 1), 60 + 40 + 32);
-        assert_eq!(memory(&work, 3), 60 + 120 + 32);
-        work.recompute = true;
-        assert_eq!(memory(&work, 3), 60 + 3 * 8 + 40 + 32);
-        let in_flight = |work: &Work| [0, 1, 2].map(|position| work.in_flight(position, 3));
-        assert_eq!((in_flight(&work), work.in_flight(0, 20)), ([3, 2, 1], 8));
-        work.hides_transfers = true;
-        assert_eq!(in_flight(&work), [5, 3, 1]);
-    }
-
-    #[test]
-    fn versions_of_the_weights_take_memory_where_steps_overlap() {
-        let asynchronous = |stashing| Work {
-            stashing,
-            ..work(&[1.0; 4], 1)
-        };
-        let held = |work: &Work| [0, 1, 2].map(|position| work.held(position, 3));
-        let own = asynchronous(Stashing::Own);
-        let stage = |in_flight, stashed| Held { in_flight, stashed };
-        assert_eq!(held(&own), [stage(3, 3), stage(2, 2), stage(1, 1)]);
-        let synced = asynchronous(Stashing::VerticalSync);
-        assert_eq!(held(&synced), [stage(3, 3), stage(2, 3), stage(1, 3)]);
-        // Two blocks: 20 of weights beside what one version takes.
-        let memory = |work: &Work| work.memory(&work.sums(), &(1..3), work.held(1, 3));
-        assert_eq!(memory(&own), 60 + 80 + 32 + 2 * 20);
-        assert_eq!(memory(&synced), 60 + 80 + 32 + 3 * 20);
     }
 
     #[test]
@@ -405,13 +397,36 @@ pub(crate) mod tests {
         assert!(message(&slow, &links).contains("device 1: its capacity"));
         let mut dead = links.clone();
         dead.rate[1][0] = 0.0;
+        assert_eq!(work.check(&devices, &dead), Ok(()));
+        let unlinked = work.check_linked(&devices, &dead).unwrap_err().to_string();
+        assert!(
+            unlinked.contains("device 1: one of its links"),
+            "{unlinked}"
+        );
+        dead.rate[1][0] = -1.0;
+        assert!(message(&devices, &dead).contains("device 1: the rate"));
+        dead.rate[1][0] = f64::NAN;
         assert!(message(&devices, &dead).contains("device 1: the rate"));
         dead.rate.pop();
         assert!(message(&devices, &dead).contains("device 1: the links"));
         let mut late = links.clone();
         late.latency[1][0] = -1.0;
         assert!(message(&devices, &late).contains("device 1: the latency"));
+        late.latency.pop();
+        assert!(message(&devices, &late).contains("device 1: the latency"));
+        late.latency.clear();
+        assert_eq!(work.check(&devices, &late), Ok(()));
+        assert_eq!(late.message(0, 1, 0), [0.0; 2]);
         assert!(message(&[], &links).contains("no devices"));
+        let mut own = devices.clone();
+        own[0].times = Some(vec![BlockTimes::default()]);
+        assert!(message(&own, &links).contains("device 0: it does not have times"));
+        let falling = BlockTimes {
+            update: f64::NAN,
+            ..BlockTimes::default()
+        };
+        own[0].times = Some(vec![BlockTimes::default(), falling]);
+        assert!(message(&own, &links).contains("device 0: one of its times"));
         let empty = Work {
             n_micro: 0,
             ..work.clone()

@@ -68,6 +68,7 @@ impl CutPlanner {
                 } else {
                     profile.memory
                 },
+                ..Device::default()
             })
         };
         let devices = hosts.iter().map(device).collect::<Option<Vec<_>>>()?;
@@ -84,16 +85,14 @@ impl CutPlanner {
         let pipeline = &self.facts.pipeline;
         let mut profile = self.measured.clone();
         let copies = LINES * u64::from(1 + pipeline.copies);
+        let samples = pipeline.samples(self.facts.batch, 0) as usize;
         let blocks = profile
             .blocks
             .iter_mut()
             .zip(&base.blocks)
             .zip(&self.facts.blocks);
         for ((block, times), layout) in blocks {
-            let seconds = |us: f32| Time {
-                fixed: f64::from(us) / 1e6,
-                per_sample: 0.0,
-            };
+            let seconds = |us: f32| Time::measured([(samples, f64::from(us) / 1e6)]);
             (block.forward, block.backward) =
                 (seconds(times.forward_us), seconds(times.backward_us));
             block.output_bytes = pipeline.values.wire_bytes(block.output_bytes);
@@ -101,7 +100,7 @@ impl CutPlanner {
         }
         let work = Work {
             profile,
-            micro_batch: pipeline.samples(self.facts.batch, 0) as usize,
+            micro_batch: samples,
             n_micro: pipeline.n_micro() as usize,
             recompute: pipeline.recompute,
             hides_transfers: pipeline.hides_transfers(),
