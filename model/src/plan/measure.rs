@@ -14,6 +14,9 @@ use crate::model::{Layout, ModelError};
 use crate::random::Stream;
 use crate::stage::{Activation, Input, Stage, StageError, boundary_bytes, kept_bytes};
 
+/// A block that has taken so long at one size is not timed once more: others wait for the profile of a slow device.
+const ENOUGH: Duration = Duration::from_millis(200);
+
 /// Times every block, forward and backward, with micro-batches of `micro_batch` samples, a half, a quarter and as few as can
 /// be, `repetitions` times each. Blocks are told apart by the least time of the processor, which stalls do not touch and to
 /// which what else runs there can only add: a device whose share of a core is limited stands still in some passes and not in
@@ -147,7 +150,7 @@ fn time_passes(
     passed: &mut Passed,
 ) -> Result<Passes, StageError> {
     let mut all: [Vec<f64>; 3] = Default::default();
-    let mut output = None;
+    let (mut output, began) = (None, Instant::now());
     for round in 0..=repetitions {
         let x = || match &*input {
             None => Input::from(batch),
@@ -183,6 +186,9 @@ fn time_passes(
         if round > 0 {
             for (all, time) in all.iter_mut().zip([forward, backward, update]) {
                 all.push(time);
+            }
+            if began.elapsed() > ENOUGH {
+                break;
             }
         }
     }
