@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::global::{kill_with_keeper, whole};
 use crate::network::{MS, SECOND};
 use crate::seeds;
 use crate::world::{Event, Point, World, id};
@@ -134,4 +135,36 @@ fn a_new_cut_begins_at_a_line_that_the_old_one_makes_and_no_step_is_made_twice()
         assert!(world.n_views() > 1, "seed {seed}: {:?}", world.views);
         assert_eq!(world.steps_made, 1500, "seed {seed}: {:?}", world.views);
     }
+}
+
+/// What was made beyond that line is made again differently: no copy of it may get into a line that is collected afterwards.
+#[test]
+fn a_stage_lost_with_all_its_copies_goes_on_from_a_whole_line_and_all_end_with_one_model() {
+    let mut gone_back = 0;
+    for seed in seeds(30) {
+        let mut world = started(seed, 4);
+        world.config.last_step = Some(400);
+        world.config.copies = 1;
+        for peer in [8, 9] {
+            world.add(peer, false, 1_000_000);
+            world.roomy(peer);
+            world.at(700 * MS, Event::Start(id(peer), false));
+        }
+        let at = world.between(2500, 3500) * MS;
+        world.run(at);
+        let line = whole(&world);
+        assert!(line > 0, "{}", world.standing());
+        let made = world.steps_made;
+        let dead = kill_with_keeper(&mut world, 1 + seed as usize % 2);
+        if dead.contains(&id(1)) && dead.contains(&id(2)) {
+            world.at(world.now + SECOND, Event::Start(id(1), false));
+        }
+        world.run(world.now + 3 * SECOND);
+        let view = world.view_of(8).unwrap();
+        assert!(view.stamp.number > 1 && view.from >= line, "{view:?}");
+        gone_back += u64::from(view.from < made);
+        world.run_to_the_end(60 * SECOND);
+        check_one(&world);
+    }
+    assert!(gone_back > 0);
 }

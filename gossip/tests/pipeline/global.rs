@@ -20,7 +20,7 @@ fn started(seed: u64, roomy: &[u8], steps: u64) -> World {
 }
 
 /// The newest line that is known to be held whole.
-fn whole(world: &World) -> u64 {
+pub(crate) fn whole(world: &World) -> u64 {
     let lines = world
         .peers
         .values()
@@ -29,7 +29,7 @@ fn whole(world: &World) -> u64 {
 }
 
 /// Kills the host of a stage that does not hold the data alone, and the one that keeps its copies.
-fn kill_with_keeper(world: &mut World, stage: usize) -> [PeerId; 2] {
+pub(crate) fn kill_with_keeper(world: &mut World, stage: usize) -> [PeerId; 2] {
     let hosts: Vec<_> = world.view_of(1).unwrap().plan.hosts().collect();
     let both = [hosts[stage], hosts[(stage + 1) % hosts.len()]];
     both.into_iter().for_each(|host| world.kill(host));

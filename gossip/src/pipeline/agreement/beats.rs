@@ -120,7 +120,9 @@ impl Agreement {
         }
         self.learn(&beat);
         let holding = Holding::from_runs(&beat.held, self.config.n_blocks);
-        let holding = holding.seeded(self.config.is_seeded);
+        let mut holding = holding.seeded(self.config.is_seeded);
+        let until = self.counts_until(beat.view).unwrap_or(u64::MAX);
+        holding.retain(|step, _| step <= until);
         let stamp = beat.view;
         let heard = self.heard.entry(peer).or_insert_with(|| Heard {
             beat: Arc::clone(&beat),

@@ -73,4 +73,14 @@ impl Agreement {
         };
         last > 0 && self.copies().fewest(last) > 0
     }
+
+    /// Why the job ends, once that is known.
+    pub fn stop(&self) -> Option<&str> {
+        self.own.stop.as_deref()
+    }
+
+    /// The job's last step, once it is known.
+    pub fn last_step(&self) -> Option<u64> {
+        self.own.last_step
+    }
 }

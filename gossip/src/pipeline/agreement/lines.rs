@@ -4,20 +4,56 @@ use super::super::copies::{Copies, Held, Holding};
 use super::super::message::{Standing, View};
 use super::{Agreement, Output};
 use crate::ids::PeerId;
+use crate::view::Stamp;
+
+/// Views before that are remembered.
+const VIEWS: usize = 16;
 
 impl Agreement {
     /// What all peers hold that are alive.
     pub(super) fn copies(&self) -> Copies<'_> {
-        // Of others, a peer that does not know yet that work was undone holds what is no part of it any more.
-        let mine = self.view.as_ref().map(|view| view.stamp);
         let others = self.heard.iter().filter(|(peer, heard)| {
-            self.is_alive(**peer) && (self.config.is_exact || heard.beat.view == mine)
+            self.is_alive(**peer) && self.counts_until(heard.beat.view).is_some()
         });
         let others = others.map(|(peer, heard)| (*peer, &heard.holding));
         Copies::new(
             self.config.n_blocks,
             others.chain([(self.me, &self.own.holding)]),
         )
+    }
+
+    /// Up to which step copies count that a peer holds in the view named `stamp`: it may not know yet that work was undone. None where
+    /// nothing is known of that view.
+    pub(super) fn counts_until(&self, stamp: Option<Stamp>) -> Option<u64> {
+        let mine = self.view.as_ref().map(|view| view.stamp);
+        if self.config.is_exact || stamp == mine {
+            return Some(u64::MAX);
+        }
+        let mut before = self.undone.iter();
+        let known = before.find(|(before, _)| Some(*before) == stamp);
+        known.map(|(_, until)| *until)
+    }
+
+    /// `view` takes the place of the view named `before`.
+    pub(super) fn note_undone(&mut self, before: Stamp, view: &View) {
+        if self.config.is_exact {
+            return;
+        }
+        self.undone.push_back((before, u64::MAX));
+        if self.undone.len() > VIEWS {
+            self.undone.pop_front();
+        }
+        if view.after.is_none() {
+            for (_, until) in &mut self.undone {
+                *until = (*until).min(view.from);
+            }
+        }
+        let stamps = self.heard.values().map(|heard| heard.beat.view);
+        let until: Vec<Option<u64>> = stamps.map(|stamp| self.counts_until(stamp)).collect();
+        for (heard, until) in self.heard.values_mut().zip(until) {
+            let until = until.unwrap_or(u64::MAX);
+            heard.holding.retain(|step, _| step <= until);
+        }
     }
 
     /// Finds the newest line with enough copies, and forgets what lies before the one before it.

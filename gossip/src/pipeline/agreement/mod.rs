@@ -154,6 +154,8 @@ pub struct Agreement {
     view: Option<Arc<View>>,
     /// The view before, where it goes on until the line at which `view` begins.
     previous: Option<Arc<View>>,
+    /// Views before, with the last step of theirs that was not undone since; the newest last.
+    undone: VecDeque<(Stamp, u64)>,
     /// The view that was given up for a restart.
     restarted: Option<Stamp>,
     switching: Option<Stamp>,
@@ -216,6 +218,7 @@ impl Agreement {
             own,
             view: None,
             previous: None,
+            undone: VecDeque::new(),
             restarted: None,
             switching: None,
             fed: None,
@@ -414,16 +417,6 @@ impl Agreement {
     /// The newest judgement known.
     pub fn judged(&self) -> Option<Judged> {
         self.own.judged
-    }
-
-    /// Why the job ends, once that is known.
-    pub fn stop(&self) -> Option<&str> {
-        self.own.stop.as_deref()
-    }
-
-    /// The job's last step, once it is known.
-    pub fn last_step(&self) -> Option<u64> {
-        self.own.last_step
     }
 }
 

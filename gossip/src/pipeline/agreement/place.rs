@@ -19,6 +19,9 @@ impl Agreement {
         self.count_setback(&view);
         let candidates = self.candidates();
         let before = self.view.replace(Arc::clone(&view));
+        if let Some(before) = &before {
+            self.note_undone(before.stamp, &view);
+        }
         let before = before.filter(|before| view.after == Some(before.stamp));
         let must_go_on = before
             .as_ref()
