@@ -40,6 +40,15 @@ pub struct Holding {
     pub digest: Digest,
 }
 
+impl Holding {
+    /// What a peer holds that lacks the weights which the job starts from: nobody begins from it.
+    pub const NOTHING: Self = Self {
+        samples: 0,
+        step: 0,
+        digest: Digest([0; 32]),
+    };
+}
+
 /// Work of a peer that counts in the final report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Contribution {
@@ -335,7 +344,7 @@ impl View {
         }
     }
 
-    /// The first view of a job: `joiners` start together from the newest state that any of them holds.
+    /// The first view of a job: `joiners` start together from the newest state that any of them holds; none where they hold nothing.
     pub fn first(steward: PeerId, joiners: &[Joiner]) -> Option<View> {
         let newest = newest(joiners)?;
         let mut members = admit(&[], joiners, 1, newest.holds.step);
@@ -370,8 +379,12 @@ impl View {
     }
 }
 
+/// None where they hold nothing.
 fn newest(joiners: &[Joiner]) -> Option<&Joiner> {
-    joiners.iter().max_by_key(|joiner| {
+    let holders = joiners
+        .iter()
+        .filter(|joiner| joiner.holds != Holding::NOTHING);
+    holders.max_by_key(|joiner| {
         (
             joiner.holds.samples,
             joiner.holds.step,

@@ -38,7 +38,7 @@ fn joiner(n: u8) -> Joiner {
     let holds = Holding {
         samples: 0,
         step: 0,
-        digest: Digest([0; 32]),
+        digest: Digest([1; 32]),
     };
     Joiner {
         peer: id(n),

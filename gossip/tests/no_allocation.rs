@@ -129,7 +129,7 @@ fn two_of(n_members: u8, amount: Amount) -> (Exchange, Exchange) {
             holds: Holding {
                 samples: 0,
                 step: 0,
-                digest: Digest([0; 32]),
+                digest: Digest([1; 32]),
             },
         })
         .collect();

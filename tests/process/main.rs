@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod away;
+mod continual;
 mod faults;
 mod joining;
 mod kills;

@@ -196,6 +196,58 @@ fn a_pipeline_waits_for_the_only_peer_with_the_data_and_then_goes_on() {
     cluster.wait_for_one_hash(&[owner, others[0], others[1]], &job);
 }
 
+/// A peer that may use so little memory for the job that the finished model does not fit beside its stage.
+const SHORT: [&str; 2] = ["--memory", "600K"];
+
+#[test]
+fn a_peer_that_is_short_of_memory_ends_with_the_same_model_block_by_block() {
+    let expected = alone("steps = 120");
+    let mut cluster = Cluster::empty();
+    let nodes = [cluster.add_with(&SHORT), cluster.add(), cluster.add()];
+    cluster.connected();
+    let job = cluster.submit(0, &pipeline("steps = 120", 3));
+    assert_eq!(cluster.wait_for_one_hash(&nodes, &job), expected);
+    let file = |n: usize| std::fs::read(cluster.node(n).job_folder(&job).join("model.safetensors"));
+    assert!(file(0).unwrap() == file(1).unwrap(), "the same file");
+    let to_disk = |n: usize| {
+        let fetched = cluster.node(n).events(&job, "fetched");
+        let mut last = fetched.iter().filter(|event| event["step"] == 120);
+        last.any(|event| event["to_disk"] == Value::Bool(true))
+    };
+    assert!(to_disk(0) && !to_disk(1) && !to_disk(2));
+}
+
+#[test]
+fn a_stage_lost_with_all_its_copies_goes_on_from_the_line_that_a_peer_holds_whole() {
+    let job = pipeline("steps = 2000", 4).replace("copy_every = 5", "copy_every = 5\ncopies = 1");
+    let expected = alone("steps = 2000");
+    let cluster = Cluster::start(4);
+    let job = cluster.submit(0, &job);
+    wait_until_running(&cluster, &[0, 1, 2, 3], &job);
+    cluster.wait("a whole line", || {
+        let recovery = cluster.node(0).job(&job)?["recovery"].clone();
+        (recovery["whole"].as_u64()? > 0 && recovery["whole_peers"].as_u64()? >= 2).then_some(())
+    });
+    let status = cluster.node(0).job(&job).unwrap();
+    let stages = status["stages"].as_array().unwrap();
+    let hosts: Vec<&str> = stages
+        .iter()
+        .map(|stage| stage["host"].as_str().unwrap())
+        .collect();
+    let node_of = |host: &str| (0..4).find(|n| cluster.node(*n).peer().as_deref() == Some(host));
+    // The second stage, and the peer that keeps its only copy.
+    let dead: Vec<usize> = hosts[1..3]
+        .iter()
+        .map(|host| node_of(host).unwrap())
+        .collect();
+    dead.iter().for_each(|n| cluster.node(*n).kill());
+    let left: Vec<usize> = (0..4).filter(|n| !dead.contains(n)).collect();
+    assert_eq!(cluster.wait_for_one_hash(&left, &job), expected);
+    let views = cluster.node(left[0]).events(&job, "cut");
+    let from = views.last().unwrap()["from_step"].as_u64().unwrap();
+    assert!(from > 0, "{views:?}");
+}
+
 /// As [`pipeline`], but nobody waits.
 fn asynchronous(stop: &'static str, more: &str) -> String {
     let schedule = format!("schedule = \"async\"\n{more}");

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Agreement, Output, Phase, count, truncate};
+use super::works::count;
+use super::{Agreement, Output, Phase, truncate};
 use crate::ids::PeerId;
 use crate::membership;
 use crate::message::{Beat, MAX_REASON, Standing};

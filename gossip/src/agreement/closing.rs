@@ -10,7 +10,7 @@ impl Agreement {
     /// Learns of the end from another peer's beat.
     pub(super) fn on_ending(&mut self, now: Tick, is_member: bool, theirs: &EndingState) {
         if theirs.closed && !matches!(self.phase, Phase::Closed(_)) {
-            return self.on_closed(now, theirs.clone());
+            return self.on_closed(now, is_member, theirs.clone());
         }
         if is_member && !self.is_over() {
             self.begin_end(now, theirs.reason.clone());
@@ -56,6 +56,40 @@ impl Agreement {
         Tick::NEVER
     }
 
+    /// Whoever closed is gone for good, and the weights with it: the members that are left end with what they have. Returns when that
+    /// would be.
+    pub(super) fn give_up_closing(&mut self, now: Tick) -> Tick {
+        let Phase::Closing(state) = &self.phase else {
+            return Tick::NEVER;
+        };
+        let is_lost = state
+            .decision
+            .is_some_and(|decision| self.holders(now, decision.candidate.digest).is_empty());
+        if !is_lost || self.view.is_none() {
+            self.lost_since = None;
+            return Tick::NEVER;
+        }
+        let at = *self.lost_since.get_or_insert(now) + self.membership.times().silence_min;
+        if now < at {
+            return at;
+        }
+        let abstains = !self.has_replica;
+        let state = EndingState {
+            decision: None,
+            abstains,
+            ..state.clone()
+        };
+        self.outputs.push_back(Output::End {
+            reason: state.reason.clone(),
+            abstain: abstains,
+        });
+        self.ended_at = now;
+        self.abstain_at = None;
+        self.lost_since = None;
+        self.set_phase(now, Phase::Ending(state));
+        Tick::NEVER
+    }
+
     pub(super) fn adopt_decision(&mut self, now: Tick, decision: Decision) {
         let Phase::Ending(mine) = &mut self.phase else {
             return;
@@ -77,7 +111,7 @@ impl Agreement {
         self.changed(now);
     }
 
-    pub(super) fn on_closed(&mut self, now: Tick, theirs: EndingState) {
+    fn on_closed(&mut self, now: Tick, is_member: bool, theirs: EndingState) {
         let mine = match &self.phase {
             Phase::Ending(state) | Phase::Closing(state) => Some(state.clone()),
             _ => None,
@@ -94,6 +128,12 @@ impl Agreement {
                         });
                     }
                     self.outputs.push_back(Output::Fetch(decision));
+                    self.has_replica = match &self.phase {
+                        Phase::Training => true,
+                        Phase::Ending(mine) => !mine.abstains,
+                        Phase::Closing(_) => self.has_replica,
+                        _ => false,
+                    };
                     let state = EndingState {
                         candidate: None,
                         abstains: true,
@@ -104,6 +144,12 @@ impl Agreement {
                     self.set_phase(now, Phase::Closing(state));
                 }
             }
+            // It had nothing and met nobody; here there is work to be kept.
+            None if !is_member && matches!(self.phase, Phase::Training | Phase::Syncing(_)) => {
+                self.begin_end(now, theirs.reason);
+            }
+            None if !is_member && self.is_over() => {}
+            None if self.left.is_some() => self.enough = Some(theirs.reason),
             decision => self.close(now, theirs.reason, decision),
         }
     }

@@ -10,7 +10,7 @@ use super::start::ready;
 use super::{Agreement, Output, Phase};
 use crate::ending::{self, Move};
 use crate::ids::PeerId;
-use crate::message::Standing;
+use crate::message::{Beat, Standing};
 use crate::time::Tick;
 use crate::view::{Contribution, Joiner, MAX_MEMBERS, Member, View};
 
@@ -71,6 +71,7 @@ impl Agreement {
                 return next;
             }
         }
+        next = next.min(self.give_up_closing(now));
         next = next.min(self.abstain_when_late(now));
         if steward == self.me {
             next = next.min(self.act_as_steward(now));
@@ -213,8 +214,17 @@ impl Agreement {
             Move::Decide(decision) if mine.decision == Some(decision) => {}
             Move::Decide(decision) => self.adopt_decision(now, decision),
             Move::Close => self.close(now, mine.reason.clone(), mine.decision),
+            // They will end, and this peer with what they have.
+            Move::CloseEmpty if self.has_work_elsewhere(now) => {}
             Move::CloseEmpty => self.close(now, mine.reason.clone(), None),
         }
+    }
+
+    /// Whether a peer alive trains, or has trained and is about to start again.
+    fn has_work_elsewhere(&self, now: Tick) -> bool {
+        let works = |beat: &Beat| matches!(beat.standing, Standing::Training | Standing::Again(_));
+        let mut others = self.heard.iter();
+        others.any(|(peer, beat)| works(beat) && self.membership.is_alive(now, *peer))
     }
 
     /// A step that no member can have reached before it hears of the admission: twice as far as a beat's time carries.

@@ -27,6 +27,7 @@ mod decisions;
 mod events;
 mod start;
 mod views;
+mod works;
 
 pub use batches::Batching;
 pub use events::{Input, Output};
@@ -121,6 +122,9 @@ pub struct Agreement {
     /// When the end began here, and when this peer gives up judging its replica because others were done long before.
     ended_at: Tick,
     abstain_at: Option<Tick>,
+    /// Since when nobody that is alive has the weights to close with; and whether there is a replica to offer instead.
+    lost_since: Option<Tick>,
+    has_replica: bool,
     progress: (u64, f32, Contribution),
     /// What the others plan with.
     pace: Pace,
@@ -168,6 +172,8 @@ impl Agreement {
             decided_at: now,
             ended_at: now,
             abstain_at: None,
+            lost_since: None,
+            has_replica: false,
             progress: (0, 0.0, Contribution::default()),
             pace: Pace::default(),
             train_samples: 0,
@@ -368,42 +374,6 @@ impl Agreement {
         self.parted_at
     }
 
-    /// Who contributed what, those that are gone included.
-    pub fn contributions(&self) -> BTreeMap<PeerId, Contribution> {
-        let mut all: BTreeMap<PeerId, Contribution> = BTreeMap::new();
-        for (peer, work) in self.works() {
-            all.entry(peer).or_default().add(&work);
-        }
-        all.retain(|_, contribution| contribution.samples > 0);
-        all
-    }
-
-    /// Samples that the whole mesh has trained on, those behind the state it started from included.
-    pub fn mesh_samples(&self) -> u64 {
-        let started_from = self.view.as_ref().map_or(0, |view| view.origin.1.samples);
-        self.works().iter().fold(started_from, |sum, (_, work)| {
-            sum.saturating_add(work.samples)
-        })
-    }
-
-    /// The work of each process of each peer.
-    fn works(&self) -> Vec<(PeerId, Contribution)> {
-        let mut apart = self.instances.clone();
-        let retired = self.view.iter().flat_map(|view| &view.retired);
-        for gone in retired {
-            count(&mut apart, (gone.peer, gone.instance), gone.work);
-        }
-        count(&mut apart, (self.me, self.instance), self.progress.2);
-        let mut works = Vec::with_capacity(apart.len() + self.heard.len());
-        for (peer, beat) in &self.heard {
-            let kept = apart.remove(&(*peer, beat.instance)).unwrap_or_default();
-            let more = beat.contribution.samples >= kept.samples;
-            works.push((*peer, if more { beat.contribution } else { kept }));
-        }
-        works.extend(apart.into_iter().map(|((peer, _), work)| (peer, work)));
-        works
-    }
-
     fn is_over(&self) -> bool {
         matches!(
             self.phase,
@@ -455,16 +425,4 @@ impl Agreement {
 
 fn truncate(reason: &mut String) {
     reason.truncate(reason.floor_char_boundary(MAX_REASON));
-}
-
-/// Keeps the larger of two reports of one process.
-fn count(
-    instances: &mut BTreeMap<(PeerId, u64), Contribution>,
-    who: (PeerId, u64),
-    work: Contribution,
-) {
-    let known = instances.entry(who).or_default();
-    if work.samples >= known.samples {
-        *known = work;
-    }
 }

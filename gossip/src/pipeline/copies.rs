@@ -2,7 +2,8 @@
 //!
 //! A *line* is a step at which every block has a holder: training can go on from there. Synchronous training is
 //! deterministic, so a block at a step is the same whoever computed it, in whatever cut and in whatever view: the step
-//! alone names a line, also after a partition. Everybody holds the blocks at step 0, since they are drawn from the job's seed.
+//! alone names a line, also after a partition. Everybody holds the blocks at step 0 where they are drawn from the job's seed; where a job
+//! starts from given weights, step 0 is a line like any other.
 
 use std::collections::BTreeMap;
 
@@ -38,10 +39,21 @@ impl Held {
 }
 
 /// What one peer holds, as a set; what is sent are its runs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
     /// Per step, whether each block is held.
     steps: BTreeMap<u64, Vec<bool>>,
+    /// Whether the blocks at step 0 are drawn from the job's seed, and so held by everybody.
+    is_seeded: bool,
+}
+
+impl Default for Holding {
+    fn default() -> Self {
+        Self {
+            steps: BTreeMap::new(),
+            is_seeded: true,
+        }
+    }
 }
 
 impl Holding {
@@ -52,6 +64,12 @@ impl Holding {
             holding.add(held.step, held.blocks(), n_blocks);
         }
         holding
+    }
+
+    /// The same of a job whose blocks at step 0 are drawn from its seed, or are not.
+    #[must_use]
+    pub fn seeded(self, is_seeded: bool) -> Self {
+        Self { is_seeded, ..self }
     }
 
     /// `blocks` are held at `step` now.
@@ -78,7 +96,7 @@ impl Holding {
 
     /// Whether `block` is held at `step`.
     pub fn has(&self, step: u64, block: u16) -> bool {
-        step == 0
+        (step == 0 && self.is_seeded)
             || self
                 .steps
                 .get(&step)

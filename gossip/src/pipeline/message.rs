@@ -49,6 +49,8 @@ pub struct Beat {
     pub standing: Standing,
     /// Whether it holds the data, and so can host the first stage.
     pub has_data: bool,
+    /// Whether it has room for the whole model, and so keeps whole lines.
+    pub has_room: bool,
     /// The newest view it holds.
     pub view: Option<Stamp>,
     /// Whether it holds all it needs for that view, and works in it.
@@ -59,6 +61,8 @@ pub struct Beat {
     pub step: u64,
     /// Copies of blocks that it holds; those of step 0 need not be said.
     pub held: Vec<Held>,
+    /// The line that peers with room collect; the steward's word counts.
+    pub global: Option<u64>,
     /// What a step takes its stage, by what its profile says: 2.0 is twice as slow as profiled. 1.0 if it hosts none.
     pub slowdown: f32,
     /// Why the job is to end, as far as it knows.
@@ -95,6 +99,8 @@ pub struct Profile {
     pub rates: Vec<LinkRate>,
     /// What its data looks like, if it holds the data.
     pub data: Option<DataShape>,
+    /// Hash of the weights that the job starts from, if it holds them.
+    pub weights: Option<Digest>,
 }
 
 /// What those need to know of the data that do not hold it.
@@ -112,6 +118,8 @@ pub struct DataShape {
     pub mean: Vec<f32>,
     /// Standard deviation per channel.
     pub std: Vec<f32>,
+    /// Hash of the tokenizer that made the tokens, of text that has one.
+    pub tokenizer: Option<Digest>,
 }
 
 /// Most channels of a data set that is described.
@@ -208,7 +216,7 @@ mod tests {
                 rates: vec![rate; n],
                 ..Profile::default()
             };
-            let can_be = bytes_per_s.is_finite() && bytes_per_s >= 1.0 && bytes_per_s <= 1e12 && round_trip_us <= 60_000_000;
+            let can_be = (1.0..=1e12).contains(&bytes_per_s) && round_trip_us <= 60_000_000;
             prop_assert_eq!(profile.is_of(3), n == 0 || (can_be && n <= MAX_MEMBERS));
             prop_assert!(!profile.is_of(4));
         }

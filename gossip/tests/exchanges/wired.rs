@@ -24,7 +24,7 @@ pub(crate) fn joiner(n: u8, instance: u64) -> Joiner {
     let holds = Holding {
         samples: 0,
         step: 0,
-        digest: Digest([0; 32]),
+        digest: Digest([1; 32]),
     };
     Joiner {
         peer: id(n),

@@ -179,6 +179,10 @@ fn whatever_happens_the_result_is_the_same() {
         let mut world = World::started(seed, n, 2, 100);
         world.line_every = 1 + seed / 4 % 4;
         world.block_bytes = [10_000, 100_000, 2_000_000][(seed / 16 % 3) as usize];
+        for peer in 1..=(seed / 3 % 3) as u8 {
+            world.roomy(peer);
+        }
+        world.config.copies = 1 + (seed / 9 % 2) as usize;
         if seed % 5 == 0 {
             world.config.start_peers = 1;
         }

@@ -11,6 +11,7 @@ mod asynchronous;
 mod copies;
 mod ending;
 mod faults;
+mod global;
 mod kills;
 mod maths;
 mod network;

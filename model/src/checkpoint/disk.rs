@@ -21,14 +21,18 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
 /// Writes `bytes` to `path`: afterwards it holds them all, or (on an error or a crash) what it held before.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     let temporary = beside(path);
-    let written = write(&temporary, bytes)
-        .and_then(|()| fs::rename(&temporary, path).map_err(CheckpointError::write(path)))
-        .and_then(|()| flush_folder(parent(path)));
+    let written = write(&temporary, bytes).and_then(|()| rename(&temporary, path));
     if written.is_err() {
         // Best effort: the error is what counts.
         let _ = fs::remove_file(&temporary);
     }
     written
+}
+
+/// Gives a file that was written and flushed its name.
+pub(crate) fn rename(temporary: &Path, path: &Path) -> Result<(), CheckpointError> {
+    fs::rename(temporary, path).map_err(CheckpointError::write(path))?;
+    flush_folder(parent(path))
 }
 
 /// Flushes the names in a folder to the disk, so that a rename in it survives a crash.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::model::ModelError;
 use crate::snapshot::SnapshotError;
+use crate::stage::StateError;
 
 /// Why writing or reading failed.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +48,22 @@ pub enum CheckpointError {
         path: PathBuf,
         /// Why not.
         source: ModelError,
+    },
+    /// A block's state is not what belongs into the file.
+    #[error("{}: {source}", path.display())]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: StateError,
+    },
+    /// A block's state cannot be had.
+    #[error("block {block} of the model cannot be had: {reason}")]
+    Block {
+        /// Number of the block.
+        block: usize,
+        /// Why not.
+        reason: String,
     },
     /// The values are not those of a sound model of this layout.
     #[error("{}: {source}", path.display())]

@@ -33,10 +33,8 @@ pub fn export(
     normalisation: &Normalisation,
 ) -> Result<(), CheckpointError> {
     check_weights(path, snapshot, layout)?;
-    disk::replace(
-        path,
-        &encode_weights(snapshot, layout, &Description::new(layout, normalisation)),
-    )
+    let description = Description::new(layout, normalisation);
+    disk::replace(path, &encode_weights(path, snapshot, layout, &description)?)
 }
 
 /// Builds the model that [`export`] (or a checkpoint) wrote to `path`.

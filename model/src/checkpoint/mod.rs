@@ -15,7 +15,9 @@ mod tensors;
 mod export;
 mod manifest;
 mod store;
+mod blocks;
 
+pub use blocks::{WeightsFile, export_blocks};
 pub use error::CheckpointError;
 pub use export::{Import, export, import, import_weights};
 pub use manifest::Progress;

@@ -201,8 +201,9 @@ fn write(
 ) -> Result<(), CheckpointError> {
     let description = Description::new(layout, normalisation);
     fs::create_dir(folder).map_err(CheckpointError::write(folder))?;
-    let model = encode_weights(snapshot, layout, &description);
-    disk::write(&folder.join(MODEL), &model)?;
+    let path = folder.join(MODEL);
+    let model = encode_weights(&path, snapshot, layout, &description)?;
+    disk::write(&path, &model)?;
     let model_file = FileEntry::of(&model);
     drop(model);
     let optimiser = encode_optimiser(snapshot, layout);

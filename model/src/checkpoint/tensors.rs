@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
+use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +17,9 @@ use crate::config::ModelConfig;
 use crate::data::Normalisation;
 use crate::model::Layout;
 use crate::snapshot::Snapshot;
+
+/// The length of the header stands in front of it.
+pub(super) const LENGTH_BYTES: u64 = 8;
 
 /// Room for names, shapes and metadata in front of the tensors.
 pub(crate) const MAX_HEADER_BYTES: u64 = 4 << 20;
@@ -92,35 +96,82 @@ pub(crate) fn max_optimiser_bytes(layout: &Layout) -> u64 {
 }
 
 /// The weights as one file.
+///
+/// # Errors
+/// A layout that no file can have; `path` is named.
 pub(crate) fn encode_weights(
+    path: &Path,
     snapshot: &Snapshot,
     layout: &Layout,
     description: &Description,
-) -> Vec<u8> {
-    let tracked = snapshot.batches_tracked;
-    let parameters = layout
-        .parameters
-        .iter()
-        .map(|segment| f32_tensor(segment, &snapshot.parameters));
-    let buffers = layout
-        .buffers
-        .iter()
-        .map(|segment| f32_tensor(segment, &snapshot.buffers));
-    let tensors = layout
-        .parameters
-        .iter()
-        .chain(&layout.buffers)
-        .zip(parameters.chain(buffers));
-    let mut named: Vec<_> = tensors
-        .map(|(segment, tensor)| (segment.name.clone(), tensor))
+) -> Result<Vec<u8>, CheckpointError> {
+    let (mut bytes, table) = header_of(path, layout, description)?;
+    let parameters = layout.parameters.iter();
+    let parameters = parameters.map(|segment| (segment, &snapshot.parameters));
+    let buffers = layout.buffers.iter();
+    let buffers = buffers.map(|segment| (segment, &snapshot.buffers));
+    let named = parameters.chain(buffers);
+    let values: HashMap<&str, &[f32]> = named
+        .map(|(segment, values)| {
+            let values = &values[segment.offset..segment.offset + segment.len];
+            (segment.name.as_str(), values)
+        })
         .collect();
-    named.extend(counters(layout).map(|name| (name, RawTensor::counter(tracked))));
-    let description = serde_json::to_string(description).unwrap_or_default();
-    let metadata = [
-        ("format".to_owned(), "pt".to_owned()),
-        (METADATA_KEY.to_owned(), description),
-    ];
-    serialise(named, Some(metadata.into()))
+    bytes.reserve(table.data_len());
+    for name in table.offset_keys() {
+        match values.get(name.as_str()) {
+            Some(values) => push_values(&mut bytes, values),
+            None => bytes.extend(snapshot.batches_tracked.to_le_bytes()),
+        }
+    }
+    Ok(bytes)
+}
+
+/// The head of a weights file, and where each tensor lies behind it. The same bytes every time.
+pub(super) fn header_of(
+    path: &Path,
+    layout: &Layout,
+    description: &Description,
+) -> Result<(Vec<u8>, Metadata), CheckpointError> {
+    let refuse = |what: String| CheckpointError::corrupt(path, what);
+    let segments = layout.parameters.iter().chain(&layout.buffers);
+    let floats = segments.map(|segment| {
+        let shape: Vec<usize> = segment.shape.iter().map(|side| *side as usize).collect();
+        (segment.name.clone(), Dtype::F32, shape, segment.len * 4)
+    });
+    let counters = counters(layout).map(|name| (name, Dtype::I64, Vec::new(), 8));
+    let mut tensors: Vec<_> = floats.chain(counters).collect();
+    // As `safetensors` orders them: the widest type first, then by name.
+    tensors.sort_by(|(name, dtype, ..), (other, other_dtype, ..)| {
+        other_dtype.cmp(dtype).then(name.cmp(other))
+    });
+    let mut end = 0;
+    let infos = tensors.into_iter().map(|(name, dtype, shape, bytes)| {
+        let data_offsets = (end, end + bytes);
+        end += bytes;
+        let info = TensorInfo {
+            dtype,
+            shape,
+            data_offsets,
+        };
+        (name, info)
+    });
+    let table = Metadata::new(None, infos.collect()).map_err(|error| refuse(error.to_string()))?;
+    let json =
+        |value: Result<String, serde_json::Error>| value.map_err(|error| refuse(error.to_string()));
+    let tensors = json(serde_json::to_string(&table))?;
+    let description =
+        json(serde_json::to_string(description).and_then(|text| serde_json::to_string(&text)))?;
+    // A map of the library's would be in another order each time.
+    let mut text = format!(
+        "{{\"__metadata__\":{{\"format\":\"pt\",\"{METADATA_KEY}\":{description}}},{}",
+        tensors.strip_prefix('{').unwrap_or_default()
+    );
+    let length = text.len().next_multiple_of(LENGTH_BYTES as usize);
+    text.extend(std::iter::repeat_n(' ', length - text.len()));
+    let mut header = (length as u64).to_le_bytes().to_vec();
+    header.extend(text.into_bytes());
+    Ok((header, table))
 }
 
 /// The optimiser's state as one file.
@@ -134,7 +185,7 @@ pub(crate) fn encode_optimiser(snapshot: &Snapshot, layout: &Layout) -> Vec<u8> 
             )
         })
     });
-    serialise(named.collect(), None)
+    serialise(named.collect())
 }
 
 /// Reads the description in a weights file, if it has one of ours.
@@ -163,12 +214,7 @@ pub(crate) fn decode_weights(
     layout: &Layout,
 ) -> Result<Snapshot, CheckpointError> {
     let file = SafeTensors::deserialize(bytes).map_err(|error| broken(path, &error))?;
-    let segments = || layout.parameters.iter().chain(&layout.buffers);
-    let expected = segments()
-        .map(|segment| segment.name.clone())
-        .chain(counters(layout))
-        .collect();
-    check_names(path, &file, &expected)?;
+    check_names(path, names_in(&file), layout)?;
     let mut batches_tracked = 0;
     for name in counters(layout) {
         let tensor = file.tensor(&name).map_err(|error| broken(path, &error))?;
@@ -202,7 +248,7 @@ pub(crate) fn decode_optimiser(
             .iter()
             .map(move |segment| format!("{name}.{}", segment.name))
     });
-    check_names(path, &file, &expected.collect())?;
+    check_tensors(path, names_in(&file), &expected.collect())?;
     layout
         .optimiser
         .iter()
@@ -215,7 +261,7 @@ fn broken(path: &Path, error: &safetensors::SafeTensorError) -> CheckpointError 
 }
 
 /// `num_batches_tracked` beside each `running_mean`.
-fn counters(layout: &Layout) -> impl Iterator<Item = String> {
+pub(super) fn counters(layout: &Layout) -> impl Iterator<Item = String> {
     let norms = layout
         .buffers
         .iter()
@@ -223,12 +269,26 @@ fn counters(layout: &Layout) -> impl Iterator<Item = String> {
     norms.map(|prefix| format!("{prefix}{COUNTER}"))
 }
 
-fn check_names(
+fn names_in<'a>(file: &'a SafeTensors) -> BTreeSet<&'a str> {
+    file.names().into_iter().collect()
+}
+
+/// Whether a weights file has the tensors of `layout` and no others.
+pub(super) fn check_names(
     path: &Path,
-    file: &SafeTensors,
+    found: BTreeSet<&str>,
+    layout: &Layout,
+) -> Result<(), CheckpointError> {
+    let segments = layout.parameters.iter().chain(&layout.buffers);
+    let names = segments.map(|segment| segment.name.clone());
+    check_tensors(path, found, &names.chain(counters(layout)).collect())
+}
+
+fn check_tensors(
+    path: &Path,
+    found: BTreeSet<&str>,
     expected: &BTreeSet<String>,
 ) -> Result<(), CheckpointError> {
-    let found: BTreeSet<&str> = file.names().into_iter().collect();
     if let Some(missing) = expected.iter().find(|name| !found.contains(name.as_str())) {
         return Err(CheckpointError::other_model(
             path,
@@ -258,29 +318,35 @@ fn gather(
     for segment in segments {
         let name = format!("{prefix}{}", segment.name);
         let tensor = file.tensor(&name).map_err(|error| broken(path, &error))?;
-        let same_shape = tensor
-            .shape()
-            .iter()
-            .map(|side| *side as i64)
-            .eq(segment.shape.iter().copied());
-        if tensor.dtype() != Dtype::F32 || !same_shape {
-            let (dtype, shape) = (tensor.dtype(), tensor.shape());
-            let what = format!(
-                "{name} is {dtype:?} {shape:?}, the model has F32 {:?}",
-                segment.shape
-            );
-            return Err(CheckpointError::other_model(path, what));
-        }
+        check_tensor(path, &name, (tensor.dtype(), tensor.shape()), segment)?;
         values.extend(read_values(tensor.data()));
     }
     Ok(values)
+}
+
+/// Whether a tensor is the variable of `segment`.
+pub(super) fn check_tensor(
+    path: &Path,
+    name: &str,
+    (dtype, shape): (Dtype, &[usize]),
+    segment: &Segment,
+) -> Result<(), CheckpointError> {
+    let sides = shape.iter().map(|side| *side as i64);
+    if dtype == Dtype::F32 && sides.eq(segment.shape.iter().copied()) {
+        return Ok(());
+    }
+    let what = format!(
+        "{name} is {dtype:?} {shape:?}, the model has F32 {:?}",
+        segment.shape
+    );
+    Err(CheckpointError::other_model(path, what))
 }
 
 fn f32_tensor<'a>(segment: &Segment, values: &'a [f32]) -> RawTensor<'a> {
     let shape = segment.shape.iter().map(|side| *side as usize).collect();
     RawTensor {
         shape,
-        values: Values::F32(&values[segment.offset..segment.offset + segment.len]),
+        values: &values[segment.offset..segment.offset + segment.len],
     }
 }
 
@@ -288,40 +354,19 @@ fn f32_tensor<'a>(segment: &Segment, values: &'a [f32]) -> RawTensor<'a> {
     clippy::expect_used,
     reason = "names are distinct, sizes fit their shapes, and the header is a few kilobytes"
 )]
-fn serialise(
-    named: Vec<(String, RawTensor)>,
-    metadata: Option<HashMap<String, String>>,
-) -> Vec<u8> {
-    safetensors::serialize(named, metadata).expect("a valid layout serialises")
+fn serialise(named: Vec<(String, RawTensor)>) -> Vec<u8> {
+    safetensors::serialize(named, None).expect("a valid layout serialises")
 }
 
 /// A tensor as safetensors wants to see it; bytes are made when they are written.
 struct RawTensor<'a> {
     shape: Vec<usize>,
-    values: Values<'a>,
-}
-
-enum Values<'a> {
-    F32(&'a [f32]),
-    Counter(i64),
-}
-
-impl RawTensor<'_> {
-    fn counter(value: i64) -> Self {
-        Self {
-            shape: Vec::new(),
-            values: Values::Counter(value),
-        }
-    }
+    values: &'a [f32],
 }
 
 impl View for RawTensor<'_> {
     fn dtype(&self) -> Dtype {
-        if matches!(self.values, Values::F32(_)) {
-            Dtype::F32
-        } else {
-            Dtype::I64
-        }
+        Dtype::F32
     }
 
     fn shape(&self) -> &[usize] {
@@ -330,17 +375,11 @@ impl View for RawTensor<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         let mut bytes = Vec::with_capacity(self.data_len());
-        match self.values {
-            Values::F32(values) => push_values(&mut bytes, values),
-            Values::Counter(value) => bytes.extend(value.to_le_bytes()),
-        }
+        push_values(&mut bytes, self.values);
         bytes.into()
     }
 
     fn data_len(&self) -> usize {
-        match self.values {
-            Values::F32(values) => values.len() * 4,
-            Values::Counter(_) => 8,
-        }
+        self.values.len() * 4
     }
 }

@@ -27,7 +27,8 @@ pub enum Source {
     Npy,
     /// A folder of PNG or JPEG images, one folder per class.
     Images,
-    /// Any file, taken as text: each byte is a token, and each sample `context` of them, to predict the next ones from.
+    /// Any file, taken as text: each byte is a token (with `tokenizer` its tokens are), and each sample `context` of them, to predict the
+    /// next ones from.
     Text,
 }
 
@@ -90,6 +91,16 @@ pub struct DataConfig {
     /// Tokens per sample of text, at most as many as the model's context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<u32>,
+    /// A `tokenizer.json` of Hugging Face's tokenizers, for text: byte-level BPE, such as GPT-2's. The model's vocabulary is its number of
+    /// tokens. Every peer with the data needs the same file. Default: each byte is a token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<PathBuf>,
+    /// Only samples with these labels; they keep their numbers. Default: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub labels: Option<Vec<i64>>,
+    /// A second source, for new data beside what a model was trained on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mix: Option<Mix>,
     /// Number of classes where the source does not fix it; default: the highest label plus one. Set it when no single
     /// peer holds all classes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,6 +116,53 @@ pub struct DataConfig {
     pub split: Split,
 }
 
+/// `[data.mix]`: a second source whose samples are a share of the stream. What it does not say is as in `[data]`; validation is on both.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mix {
+    /// Share of the stream, 0.01 to 0.99. In each pass all samples of both sources come, those of one of them more than once.
+    pub share: f64,
+    /// Kind of source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// As in `[data]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// As in `[data]`; no other source's is taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_path: Option<PathBuf>,
+    /// As in `[data]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// As in `[data]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<Vec<i64>>,
+}
+
+impl Mix {
+    /// The second source as a whole, beside `first`.
+    pub fn source(&self, first: &DataConfig) -> DataConfig {
+        // A place of its own, or the first one's.
+        let is_elsewhere = self.source.is_some() || self.path.is_some() || self.name.is_some();
+        let or_first = |own: &Option<PathBuf>, first: &Option<PathBuf>| match is_elsewhere {
+            true => own.clone(),
+            false => own.clone().or_else(|| first.clone()),
+        };
+        DataConfig {
+            source: self.source.unwrap_or(first.source),
+            path: or_first(&self.path, &first.path),
+            validation_path: or_first(&self.validation_path, &first.validation_path),
+            name: match is_elsewhere {
+                true => self.name.clone(),
+                false => first.name.clone(),
+            },
+            labels: self.labels.clone(),
+            mix: None,
+            ..first.clone()
+        }
+    }
+}
+
 impl Default for DataConfig {
     fn default() -> Self {
         Self {
@@ -115,6 +173,9 @@ impl Default for DataConfig {
             validation_fraction: 0.1,
             size: None,
             context: None,
+            tokenizer: None,
+            labels: None,
+            mix: None,
             classes: None,
             mean: None,
             std: None,
@@ -182,6 +243,22 @@ impl DataConfig {
             )?;
         }
         self.validate_text()?;
+        let labels = self.labels.as_ref();
+        check(
+            labels.is_none_or(|labels| !labels.is_empty() && self.source != Source::Text),
+            "data.labels",
+            &self.labels,
+            "give the labels to keep, such as [0, 1]; text has none",
+        )?;
+        if let Some(mix) = &self.mix {
+            check(
+                (0.01..=0.99).contains(&mix.share),
+                "data.mix.share",
+                mix.share,
+                "give the share of the stream, between 0.01 and 0.99, such as 0.1",
+            )?;
+            mix.source(self).validate()?;
+        }
         if let Some(classes) = self.classes {
             check(
                 (2..=MAX_CLASSES).contains(&classes),
@@ -217,6 +294,12 @@ impl DataConfig {
     /// What only text needs, and what it has no use for.
     fn validate_text(&self) -> Result<(), ConfigError> {
         if self.source != Source::Text {
+            check(
+                self.tokenizer.is_none(),
+                "data.tokenizer",
+                &self.tokenizer,
+                "leave it out: only text has tokens",
+            )?;
             return check(
                 self.context.is_none(),
                 "data.context",

@@ -4,7 +4,7 @@ mod data;
 mod model;
 mod optimiser;
 
-pub use data::{DataConfig, MAX_CLASSES, MAX_CONTEXT, MAX_SHARDS, Source, Split};
+pub use data::{DataConfig, MAX_CLASSES, MAX_CONTEXT, MAX_SHARDS, Mix, Source, Split};
 pub use model::ModelConfig;
 pub use optimiser::OptimiserConfig;
 

@@ -55,6 +55,8 @@ pub struct Dataset {
     normalisation: Normalisation,
     /// Normalised value of each byte per channel; empty for floats.
     table: Vec<[f32; 256]>,
+    /// Where each sample lies, if some come more than once; else each at its own place.
+    places: Vec<u32>,
 }
 
 /// Samples as the model takes them.
@@ -172,6 +174,13 @@ impl Raw {
         }
     }
 
+    /// The samples with one of `labels`.
+    pub(crate) fn only(&self, labels: &[i64]) -> Self {
+        let is_chosen = |row: &usize| labels.contains(&self.labels[*row]);
+        let rows: Vec<usize> = (0..self.labels.len()).filter(is_chosen).collect();
+        self.select(&rows)
+    }
+
     /// Holds a random `fraction` of the samples out: `(the rest, held out)`, at least one each. The same on every peer.
     pub(crate) fn hold_out(&self, fraction: f64) -> (Self, Self) {
         let mut rows: Vec<usize> = (0..self.labels.len()).collect();
@@ -263,7 +272,45 @@ impl Dataset {
             n_classes,
             normalisation,
             table,
+            places: Vec::new(),
         }
+    }
+
+    /// Both one behind the other, each sample once; `other` has the same shape and normalisation. None where it does not.
+    pub(crate) fn joined(mut self, other: Self) -> Option<Self> {
+        let is_alike = self.shape == other.shape
+            && self.normalisation == other.normalisation
+            && self.places.len() + other.places.len() == 0;
+        if !is_alike {
+            return None;
+        }
+        match (&mut self.pixels, other.pixels) {
+            (Pixels::U8(own), Pixels::U8(others)) => own.extend(others),
+            (Pixels::F32(own), Pixels::F32(others)) => own.extend(others),
+            (Pixels::Tokens(own), Pixels::Tokens(others)) => own.extend(others),
+            _ => return None,
+        }
+        self.labels.extend(other.labels);
+        self.n_classes = self.n_classes.max(other.n_classes);
+        Some(self)
+    }
+
+    /// Both, with `share` of the samples those of `other`: all of both are there, those of one of them more than once. None where they
+    /// are not alike, as [`Dataset::joined`].
+    pub(crate) fn mixed(self, other: Self, share: f64) -> Option<Self> {
+        let (n_own, n_other) = (self.len(), other.len());
+        let ratio = share / (1.0 - share);
+        let (own, others) = match n_own as f64 * ratio >= n_other as f64 {
+            true => (n_own, (n_own as f64 * ratio).round() as usize),
+            false => ((n_other as f64 / ratio).round() as usize, n_other),
+        };
+        let mut joined = self.joined(other)?;
+        let own = (0..own).map(|at| at % n_own);
+        let others = (0..others).map(|at| n_own + at % n_other);
+        let places: Vec<usize> = own.chain(others).collect();
+        joined.labels = places.iter().map(|at| joined.labels[*at]).collect();
+        joined.places = places.into_iter().map(|at| at as u32).collect();
+        Some(joined)
     }
 
     /// The samples `rows`, normalised.
@@ -280,6 +327,8 @@ impl Dataset {
         let mut x = Vec::with_capacity(rows.len() * len);
         let mut y = Vec::with_capacity(rows.len());
         for row in rows {
+            let label = self.labels[*row];
+            let row = self.places.get(*row).map_or(*row, |at| *at as usize);
             let sample = row * len..(row + 1) * len;
             match &self.pixels {
                 Pixels::Tokens(tokens) => {
@@ -302,7 +351,7 @@ impl Dataset {
                     }
                 }
             }
-            y.push(self.labels[*row]);
+            y.push(label);
         }
         let x = Tensor::from_slice(&x).view([rows.len() as i64, channels, height, width]); // [B, C, H, W]
         let mut y = Tensor::from_slice(&y);
@@ -354,6 +403,50 @@ mod tests {
             labels: vec![0, 1, 2],
             shape: [2, 2, 2],
         }
+    }
+
+    #[test]
+    fn a_mix_has_its_share_and_all_samples_of_both() {
+        let normalisation = Normalisation {
+            mean: vec![0.0, 0.0],
+            std: vec![1.0, 1.0],
+        };
+        let set = |labels: Vec<i64>| {
+            let pixels = labels.iter().flat_map(|label| [*label as u8; 8]).collect();
+            let raw = Raw {
+                pixels: Pixels::U8(pixels),
+                labels,
+                shape: [2, 2, 2],
+            };
+            Dataset::new(raw, 10, normalisation.clone())
+        };
+        for (n_own, n_other, share, expected) in
+            [(90, 3, 0.1, 100), (9, 10, 0.1, 100), (5, 5, 0.5, 10)]
+        {
+            let own = set((0..n_own).map(|at| at % 5).collect());
+            let other = set((0..n_other).map(|at| 5 + at % 5).collect());
+            let mixed = own.mixed(other, share).unwrap();
+            assert_eq!(mixed.len(), expected);
+            let new = mixed.labels().iter().filter(|label| **label >= 5).count();
+            assert_eq!(new, (expected as f64 * share) as usize);
+            let rows: Vec<usize> = (0..expected).collect();
+            let batch = mixed.batch(&rows);
+            for (row, label) in batch.labels().iter().enumerate() {
+                let pixel = batch.x().double_value(&[row as i64, 0, 0, 0]) * 255.0;
+                assert_eq!(pixel.round() as i64, *label, "a sample keeps its label");
+            }
+            let places: std::collections::BTreeSet<u32> = mixed.places.iter().copied().collect();
+            assert_eq!(places.len(), (n_own + n_other) as usize);
+        }
+        let other = Dataset::new(raw(), 3, normalisation.clone());
+        let taller = Raw {
+            shape: [2, 4, 1],
+            ..raw()
+        };
+        assert_eq!(
+            Dataset::new(taller, 3, normalisation).mixed(other, 0.5),
+            None
+        );
     }
 
     #[test]

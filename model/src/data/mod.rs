@@ -12,6 +12,7 @@ mod cifar;
 mod npy;
 mod images;
 mod frame;
+mod tokenizer;
 mod text;
 mod source;
 mod exact;

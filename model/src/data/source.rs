@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::cifar;
 use super::dataset::{Dataset, Normalisation, Pixels, Raw};
 use super::idx::{self, Part};
+use super::tokenizer::Tokenizer;
 use super::{DataError, digits, frame, images, npy, text};
 use crate::config::{DataConfig, Source};
 
@@ -19,6 +20,8 @@ pub struct Splits {
     pub train: Dataset,
     /// What is only evaluated on, the same for all peers (but for private data).
     pub validation: Dataset,
+    /// blake3 of the tokenizer's file, of text that has one.
+    pub tokenizer: Option<[u8; 32]>,
 }
 
 /// What a source gives, before it is checked as a whole.
@@ -29,6 +32,7 @@ struct Loaded {
     n_classes: Option<i64>,
     /// Published constants of a known source.
     normalisation: Option<Normalisation>,
+    tokenizer: Option<[u8; 32]>,
 }
 
 /// Reads the data of a job. `private` maps the names of this peer's private data to paths.
@@ -37,6 +41,44 @@ struct Loaded {
 /// Settings that cannot work; files that are missing, damaged or do not belong together, with the file and the byte or row.
 pub fn load(config: &DataConfig, private: &BTreeMap<String, PathBuf>) -> Result<Splits, DataError> {
     config.validate()?;
+    let first = load_one(config, private)?;
+    let Some(mix) = &config.mix else {
+        return Ok(first);
+    };
+    // Both are seen by one model, so normalised alike.
+    let Normalisation { mean, std } = first.train.normalisation().clone();
+    let second = DataConfig {
+        mean: Some(mean),
+        std: Some(std),
+        ..mix.source(config)
+    };
+    let shown = shown(&second);
+    let second = load_one(&second, private)?;
+    let unlike = || {
+        DataError::mismatch(
+            &shown,
+            "samples of data.mix have another shape or kind than those of [data]",
+        )
+    };
+    let train = first.train.mixed(second.train, mix.share);
+    Ok(Splits {
+        train: train.ok_or_else(unlike)?,
+        validation: first
+            .validation
+            .joined(second.validation)
+            .ok_or_else(unlike)?,
+        tokenizer: first.tokenizer,
+    })
+}
+
+/// What errors call the data.
+fn shown(config: &DataConfig) -> PathBuf {
+    let place = config.path.clone();
+    place.unwrap_or_else(|| PathBuf::from(name_of(config.source)))
+}
+
+/// One source.
+fn load_one(config: &DataConfig, private: &BTreeMap<String, PathBuf>) -> Result<Splits, DataError> {
     let path = match &config.name {
         Some(name) => Some(
             private
@@ -46,15 +88,19 @@ pub fn load(config: &DataConfig, private: &BTreeMap<String, PathBuf>) -> Result<
         ),
         None => config.path.clone(),
     };
-    let shown = path
-        .clone()
-        .unwrap_or_else(|| PathBuf::from(name_of(config.source)));
+    let shown = path.clone().unwrap_or_else(|| shown(config));
     let Loaded {
         train,
         validation,
         n_classes,
         normalisation,
+        tokenizer,
     } = read(config, path)?;
+    let chosen = |raw: Raw| match &config.labels {
+        Some(labels) => raw.only(labels),
+        None => raw,
+    };
+    let (train, validation) = (chosen(train), validation.map(chosen));
     // A folder's images have the size already.
     let framed = |raw: Raw| match config.size.filter(|_| config.source != Source::Images) {
         Some(size) => frame::fit(raw, size),
@@ -107,6 +153,7 @@ pub fn load(config: &DataConfig, private: &BTreeMap<String, PathBuf>) -> Result<
     Ok(Splits {
         train: Dataset::new(train, n_classes, normalisation.clone()),
         validation: Dataset::new(validation, n_classes, normalisation),
+        tokenizer,
     })
 }
 
@@ -160,6 +207,7 @@ fn read(config: &DataConfig, path: Option<PathBuf>) -> Result<Loaded, DataError>
                 validation: Some(validation),
                 n_classes,
                 normalisation,
+                tokenizer: None,
             })
         }
         Source::Mnist | Source::FashionMnist | Source::Idx => {
@@ -176,6 +224,7 @@ fn read(config: &DataConfig, path: Option<PathBuf>) -> Result<Loaded, DataError>
                 validation,
                 n_classes,
                 normalisation: published(source),
+                tokenizer: None,
             })
         }
         Source::Cifar10 | Source::Cifar100 => {
@@ -197,6 +246,7 @@ fn read(config: &DataConfig, path: Option<PathBuf>) -> Result<Loaded, DataError>
                 validation,
                 n_classes: Some(kind.n_classes()),
                 normalisation: published(source),
+                tokenizer: None,
             })
         }
         Source::Npy => {
@@ -211,17 +261,26 @@ fn read(config: &DataConfig, path: Option<PathBuf>) -> Result<Loaded, DataError>
                 validation,
                 n_classes: None,
                 normalisation: None,
+                tokenizer: None,
             })
         }
         Source::Text => {
             let context = config.context.unwrap_or(1) as usize;
+            let tokenizer = config
+                .tokenizer
+                .as_deref()
+                .map(Tokenizer::load)
+                .transpose()?;
+            let fraction = config.validation_fraction;
             let (train, validation) =
-                text::load(&folder, own, context, config.validation_fraction)?;
+                text::load(&folder, own, context, fraction, tokenizer.as_ref())?;
+            let n_tokens = tokenizer.as_ref().map(Tokenizer::n_tokens);
             Ok(Loaded {
                 normalisation: Some(train.normalisation()),
                 train,
                 validation: Some(validation),
-                n_classes: Some(text::N_BYTES),
+                n_classes: Some(n_tokens.unwrap_or(text::N_BYTES)),
+                tokenizer: tokenizer.as_ref().map(Tokenizer::digest),
             })
         }
         Source::Images => {
@@ -247,6 +306,7 @@ fn read(config: &DataConfig, path: Option<PathBuf>) -> Result<Loaded, DataError>
                 validation,
                 n_classes: Some(classes),
                 normalisation: None,
+                tokenizer: None,
             })
         }
     }
@@ -284,6 +344,7 @@ fn published(source: Source) -> Option<Normalisation> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Mix;
     use crate::data::idx::tests::file;
 
     fn idx_folder(classes: u8) -> tempfile::TempDir {
@@ -309,6 +370,39 @@ mod tests {
             (splits.train.input_shape(), splits.train.n_classes()),
             ([1, 28, 28], 10)
         );
+    }
+
+    #[test]
+    fn new_classes_are_a_share_of_the_stream_and_validation_is_on_all() {
+        let old: Vec<i64> = (0..8).collect();
+        let first = DataConfig {
+            labels: Some(old.clone()),
+            ..DataConfig::default()
+        };
+        let of_old = load(&first, &BTreeMap::new()).unwrap();
+        assert!(of_old.train.labels().iter().all(|label| *label < 8));
+        assert_eq!(of_old.train.n_classes(), 10, "labels keep their numbers");
+        let mix: Mix = serde_json::from_str(r#"{ "share": 0.1, "labels": [8, 9] }"#).unwrap();
+        let both = DataConfig {
+            mix: Some(mix.clone()),
+            ..first.clone()
+        };
+        let both = load(&both, &BTreeMap::new()).unwrap();
+        let new = both
+            .train
+            .labels()
+            .iter()
+            .filter(|label| **label >= 8)
+            .count();
+        let share = new as f64 / both.train.len() as f64;
+        assert!((share - 0.1).abs() < 0.001, "{share}");
+        assert_eq!(both.validation.len(), 297);
+        let too_much = DataConfig {
+            mix: Some(Mix { share: 1.0, ..mix }),
+            ..first
+        };
+        let error = load(&too_much, &BTreeMap::new()).unwrap_err().to_string();
+        assert!(error.contains("data.mix.share"), "{error}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! `text`: any file as a stream of bytes, plain or gzip. Each byte is a token, so there is no alphabet to agree on, and every
-//! language and encoding works.
+//! language and encoding works; with a tokenizer the tokens are its own.
 //!
 //! The stream is cut into windows of `context` tokens; what is predicted of each token is the next one, so a window has one
 //! token more, the first of the next window. The last part of the stream is held out for validation: samples next to each
@@ -10,6 +10,7 @@ use std::path::Path;
 use super::DataError;
 use super::dataset::{Pixels, Raw};
 use super::file::Input;
+use super::tokenizer::Tokenizer;
 
 /// Number of tokens: all bytes.
 pub(crate) const N_BYTES: i64 = 256;
@@ -24,51 +25,56 @@ pub(crate) fn load(
     own: Option<&Path>,
     context: usize,
     fraction: f64,
+    tokenizer: Option<&Tokenizer>,
 ) -> Result<(Raw, Raw), DataError> {
-    let bytes = read(path, context)?;
+    let tokens = read(path, context, tokenizer)?;
     if let Some(own) = own {
         return Ok((
-            windows(&bytes, context),
-            windows(&read(own, context)?, context),
+            windows(&tokens, context),
+            windows(&read(own, context, tokenizer)?, context),
         ));
     }
     // Whole windows, at least one on each side; the token at the border is predicted last by the one, given first by the other.
-    let n_windows = (bytes.len() - 1) / context;
+    let n_windows = (tokens.len() - 1) / context;
     if n_windows < 2 {
-        return Err(too_short(path, bytes.len(), 2, context));
+        return Err(too_short(path, tokens.len(), 2, context));
     }
     let held = (n_windows as f64 * fraction).round() as usize;
     let border = (n_windows - held.clamp(1, n_windows - 1)) * context;
     Ok((
-        windows(&bytes[..=border], context),
-        windows(&bytes[border..], context),
+        windows(&tokens[..=border], context),
+        windows(&tokens[border..], context),
     ))
 }
 
-fn read(path: &Path, context: usize) -> Result<Vec<u8>, DataError> {
+fn read(path: &Path, context: usize, tokenizer: Option<&Tokenizer>) -> Result<Vec<u16>, DataError> {
     let bytes = Input::open(path)?.rest(MAX_TEXT_BYTES)?;
-    if bytes.len() <= context {
-        return Err(too_short(path, bytes.len(), 1, context));
+    let tokens: Vec<u16> = match tokenizer {
+        Some(tokenizer) => tokenizer.encode(&bytes),
+        None => bytes.into_iter().map(u16::from).collect(),
+    };
+    if tokens.len() <= context {
+        return Err(too_short(path, tokens.len(), 1, context));
     }
-    Ok(bytes)
+    Ok(tokens)
 }
 
-fn too_short(path: &Path, bytes: usize, windows: usize, context: usize) -> DataError {
+fn too_short(path: &Path, tokens: usize, windows: usize, context: usize) -> DataError {
     let what = format!(
-        "{bytes} bytes; {windows} samples of data.context = {context} tokens need {} or more",
+        "{tokens} tokens; {windows} samples of data.context = {context} tokens need {} or more",
         windows * context + 1
     );
     DataError::mismatch(path, what)
 }
 
-fn windows(bytes: &[u8], context: usize) -> Raw {
-    let n = bytes.len().saturating_sub(1) / context;
-    let window = |number: usize| &bytes[number * context..=(number + 1) * context];
-    let tokens = (0..n).flat_map(window).map(|byte| u16::from(*byte));
+fn windows(stream: &[u16], context: usize) -> Raw {
+    let n = stream.len().saturating_sub(1) / context;
+    let window = |number: usize| &stream[number * context..=(number + 1) * context];
+    let tokens = (0..n).flat_map(window).copied();
     Raw {
         pixels: Pixels::Tokens(tokens.collect()),
         labels: (0..n)
-            .map(|n| i64::from(bytes[(n + 1) * context]))
+            .map(|n| i64::from(stream[(n + 1) * context]))
             .collect(),
         shape: [1, 1, context as i64],
     }
@@ -82,7 +88,7 @@ mod tests {
 
     use super::*;
     use crate::config::{DataConfig, Source};
-    use crate::data;
+    use crate::data::{self, tokenizer};
 
     fn config(path: &Path, context: u32) -> DataConfig {
         DataConfig {
@@ -148,13 +154,48 @@ mod tests {
             let error = data::load(&config(&path, context), &BTreeMap::new()).unwrap_err();
             let error = error.to_string();
             assert!(
-                error.contains("short: 8 bytes") && error.contains(needs),
+                error.contains("short: 8 tokens") && error.contains(needs),
                 "{error}"
             );
         }
         let missing = folder.path().join("none");
         let error = data::load(&config(&missing, 4), &BTreeMap::new()).unwrap_err();
         assert!(error.to_string().contains("none"), "{error}");
+    }
+
+    #[test]
+    fn a_tokenizer_makes_the_tokens_and_their_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, tokenizer) = (
+            folder.path().join("text"),
+            folder.path().join("tokenizer.json"),
+        );
+        std::fs::write(&path, "the then bathe the the the").unwrap();
+        std::fs::write(&tokenizer, tokenizer::small().to_string()).unwrap();
+        let with = DataConfig {
+            tokenizer: Some(tokenizer.clone()),
+            ..config(&path, 2)
+        };
+        let splits = data::load(&with, &BTreeMap::new()).unwrap();
+        assert_eq!((splits.train.len(), splits.train.n_classes()), (3, 269));
+        let batch = splits.train.batch(&[0]);
+        assert_eq!(
+            Vec::<f32>::try_from(batch.x().view(-1)).unwrap(),
+            [257.0, 258.0]
+        );
+        assert_eq!(batch.labels(), [258, 110]);
+        assert!(splits.tokenizer.is_some());
+        std::fs::remove_file(&tokenizer).unwrap();
+        let error = data::load(&with, &BTreeMap::new()).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json"), "{error}");
+        let images = DataConfig {
+            tokenizer: Some(tokenizer),
+            ..DataConfig::default()
+        };
+        let error = data::load(&images, &BTreeMap::new())
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("data.tokenizer"), "{error}");
     }
 
     proptest! {

@@ -328,10 +328,12 @@ fn stages(job: &JobStatus) -> String {
     text += &job.plan.as_ref().map(planned_links).unwrap_or_default();
     if let Some(recovery) = &job.recovery {
         text += &format!(
-            "\nrecovery point: step {}; at most {} steps would be made again; every block is held by {} peers or more; copies here: {}",
+            "\nrecovery point: step {}; at most {} steps would be made again; every block is held by {} peers or more; whole at step {} on {} peers; copies here: {}",
             recovery.step,
             recovery.redone,
             recovery.fewest_copies,
+            recovery.whole,
+            recovery.whole_peers,
             bytes(recovery.bytes)
         );
     }

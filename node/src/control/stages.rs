@@ -99,6 +99,12 @@ pub struct Recovery {
     pub redone: u64,
     /// Copies of the block of which there are fewest, at the newest line that is whole.
     pub fewest_copies: u32,
-    /// Bytes of the copies that this peer holds.
+    /// The newest line that a peer holds whole, 0 if none: what is gone on from where a stage is lost with all its copies.
+    #[serde(default)]
+    pub whole: u64,
+    /// Peers that hold it whole.
+    #[serde(default)]
+    pub whole_peers: u32,
+    /// Bytes in memory of the copies that this peer holds.
     pub bytes: u64,
 }

@@ -65,6 +65,12 @@ pub(super) fn job(job: &JobFile, document: &Document<'_>) -> Result<(), JobError
             "write how many peers must be ready, 1 to 1024",
         );
     }
+    if let Some(hash) = &job.start.hash
+        && job.start.digest().is_none()
+    {
+        let fix = "write the 64 hexadecimal digits that `skein status` shows as the model's hash";
+        return refuse("start.hash", hash, fix);
+    }
     strategy(job, document)?;
     pipeline(job, document)?;
     if job.evaluate.every == Some(0) {

@@ -4,8 +4,11 @@
 //! whole files. The text itself travels (signed) between peers, and every peer reads it with [`JobFile::parse`], so the
 //! bounds here are also what protects a peer from a job of a stranger.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use skein_gossip::agreement;
+use skein_gossip::ids::Digest;
 use skein_model::config::{DataConfig, ModelConfig, OptimiserConfig};
 
 use super::document::Document;
@@ -118,12 +121,42 @@ impl Stop {
     }
 }
 
-/// `[start]`: when the job begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// `[start]`: when the job begins, and from what.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Start {
     /// Peers that must be ready before step 0, 1 to 1024. Default 1: begin at once, others join while it runs.
     pub peers: u32,
+    /// A safetensors file with the weights to start from, such as `skein export` writes, also one of PyTorch with the same names. One peer
+    /// that has it is enough. Default: weights drawn from the seed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<PathBuf>,
+    /// Hash of the weights to start from, 64 hexadecimal digits, as `skein status` and `skein export` show it: other weights are refused,
+    /// and the model of a job that is over is found by it, without a file. Default: whatever the file holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hash: Option<String>,
+}
+
+impl Start {
+    /// Whether weights are given.
+    pub fn is_given(&self) -> bool {
+        self.weights.is_some() || self.hash.is_some()
+    }
+
+    /// The hash, if there is one; the file's checks have seen that it is one.
+    pub fn digest(&self) -> Option<Digest> {
+        let text = self.hash.as_deref()?;
+        let mut bytes = [0; 32];
+        let digits = text.as_bytes().as_chunks::<2>().0;
+        if text.len() != 64 || digits.len() != bytes.len() {
+            return None;
+        }
+        for (byte, pair) in bytes.iter_mut().zip(digits) {
+            let pair = std::str::from_utf8(pair).ok()?;
+            *byte = u8::from_str_radix(pair, 16).ok()?;
+        }
+        Some(Digest(bytes))
+    }
 }
 
 /// `[evaluate]`: how progress is judged while the job runs. The whole validation set decides at the end.
@@ -212,7 +245,11 @@ impl Default for Train {
 
 impl Default for Start {
     fn default() -> Self {
-        Self { peers: 1 }
+        Self {
+            peers: 1,
+            weights: None,
+            hash: None,
+        }
     }
 }
 

@@ -12,7 +12,7 @@ mod check;
 pub mod signed;
 
 pub use error::{Fault, JobError};
-pub use file::{Every, JobFile, Stop};
+pub use file::{Every, JobFile, Start, Stop};
 pub use signed::{SignedJob, SignedJobError};
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ fn a_pipeline_can_be_set_and_has_its_documented_defaults() {
     );
     let job = JobFile::parse(&format!(
         "{SMALLEST}[strategy]\nkind = 'pipeline'\n[strategy.pipeline]\nmicro_batches = 4\nschedule = 'gpipe'\n\
-         cut = 'pipedream'\nrecut = 'absorb'\ncopies = 1\ncopy_every = 50\nvalues = 'bf16'\nrecompute = true\n"
+         cut = 'pipedream'\nrecut = 'absorb'\ncopies = 1\ncopy_every = 50\nglobal_every = 500\nvalues = 'bf16'\nrecompute = true\n"
     ));
     let pipeline = job.unwrap().strategy.pipeline;
     assert_eq!(
@@ -115,6 +115,7 @@ fn a_pipeline_can_be_set_and_has_its_documented_defaults() {
         (pipeline.copies, pipeline.copy_every, pipeline.recompute),
         (1, Some(50), true)
     );
+    assert_eq!(pipeline.global_every, Some(500));
     let job = JobFile::parse(&format!(
         "{SMALLEST}[strategy]\nkind = 'pipeline'\n[strategy.pipeline]\nschedule = 'async'\nvertical_sync = true\n\
          aggregate_every = 5\nhide_transfers = true\nscale_rate = false\n"
@@ -128,6 +129,55 @@ fn a_pipeline_can_be_set_and_has_its_documented_defaults() {
     assert_eq!(
         (pipeline.aggregate_every, pipeline.scale_rate),
         (Some(5), Some(false))
+    );
+}
+
+#[test]
+fn a_job_may_start_from_given_weights() {
+    let job = JobFile::parse(SMALLEST).unwrap();
+    assert!(!job.start.is_given() && job.start.digest().is_none());
+    let hash = "0f".repeat(32);
+    let job = JobFile::parse(&format!(
+        "{SMALLEST}[start]\nweights = 'model.safetensors'\nhash = '{hash}'\n"
+    ));
+    let start = job.unwrap().start;
+    assert!(start.is_given());
+    assert_eq!(
+        start.weights.as_deref(),
+        Some(Path::new("model.safetensors"))
+    );
+    assert_eq!(start.digest().unwrap().0, [15; 32]);
+    for wrong in ["0f", "xx", ""] {
+        let hash = wrong.repeat(if wrong == "xx" { 32 } else { 1 });
+        check(
+            &format!("{SMALLEST}[start]\nhash = '{hash}'<<\n"),
+            "start.hash",
+            "64 hexadecimal digits",
+        );
+    }
+}
+
+#[test]
+fn data_may_be_a_part_of_a_source_and_new_data_beside_it() {
+    let job = JobFile::parse(&format!(
+        "{SMALLEST}[data]\nlabels = [0, 1]\nmix = {{ share = 0.1, source = 'npy', path = 'new' }}\n"
+    ));
+    let data = job.unwrap().data;
+    assert_eq!(data.labels, Some(vec![0, 1]));
+    let new = data.mix.as_ref().unwrap().source(&data);
+    assert_eq!(
+        (new.path.as_deref(), new.labels),
+        (Some(Path::new("new")), None)
+    );
+    check(
+        &format!("{SMALLEST}[data]\nmix = {{ share = 1.5<<, labels = [1] }}\n"),
+        "data.mix.share",
+        "between 0.01 and 0.99",
+    );
+    check(
+        &format!("{SMALLEST}[data]\ntokenizer = 'tokenizer.json'<<\n"),
+        "data.tokenizer",
+        "only text",
     );
 }
 

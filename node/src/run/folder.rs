@@ -97,6 +97,19 @@ impl JobFolder {
         jobs
     }
 
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The folders of all other jobs of this home.
+    pub fn others(&self) -> Vec<Self> {
+        let entries = self.0.parent().and_then(|jobs| fs::read_dir(jobs).ok());
+        let folders = entries.into_iter().flatten().flatten();
+        let others = folders.map(|entry| Self(entry.path()));
+        others.filter(|other| other.0 != self.0).collect()
+    }
+
     /// Where checkpoints go.
     pub fn checkpoints(&self) -> PathBuf {
         self.0.join("checkpoints")

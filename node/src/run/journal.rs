@@ -127,6 +127,8 @@ pub enum Entry<'a> {
         first: u16,
         /// One past the last.
         end: u16,
+        /// Whether they went to disk one by one, for want of memory.
+        to_disk: bool,
     },
     /// A step or an update that was not finite or malformed was left out.
     Refused {

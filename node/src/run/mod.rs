@@ -15,6 +15,7 @@ pub mod blobs;
 pub mod fetch;
 pub mod coder;
 pub mod trainer;
+mod start;
 mod prepare;
 pub mod driver;
 mod status;

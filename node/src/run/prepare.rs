@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use skein_gossip::ids::{Digest, JobId};
 use skein_gossip::view::Holding;
-use skein_model::checkpoint::{Progress, Store};
+use skein_model::checkpoint::{self, Progress, Store};
 use skein_model::data::{self, Splits};
 use skein_model::model::{Layout, Model};
 use skein_model::train::Trainer;
 
 use super::folder::JobFolder;
+use super::start::{self, Given};
 use crate::job::JobFile;
 
 /// A job that is ready to be trained here.
@@ -61,17 +62,27 @@ pub(super) fn prepare(
         job: id.to_string(),
         ..Progress::default()
     };
+    let mut lacks_weights = false;
+    if newest.found.is_none() && file.start.is_given() {
+        match start::open(&file.start, folder, trainer.layout())? {
+            Some(given) => begin_from(&mut trainer, &given)?,
+            None => lacks_weights = true,
+        }
+    }
     if let Some(found) = newest.found {
         match trainer.restore(&found.0) {
             Ok(()) => progress = found.1,
             Err(error) => tracing::warn!(%error, "checkpoint is of another model and left out"),
         }
     }
-    let digest = Digest(trainer.model().weights_hash());
     let holding = Holding {
         samples: progress.samples,
         step: progress.step,
-        digest,
+        digest: Digest(trainer.model().weights_hash()),
+    };
+    let holding = match lacks_weights {
+        true => Holding::NOTHING,
+        false => holding,
     };
     let layout = trainer.layout().clone();
     Ok(Prepared {
@@ -83,4 +94,16 @@ pub(super) fn prepare(
         store,
         skipped,
     })
+}
+
+/// Puts given weights into the model. The optimiser begins anew.
+fn begin_from(trainer: &mut Trainer, given: &Given) -> Result<(), String> {
+    let layout = trainer.layout().clone();
+    let weights = checkpoint::import_weights(&given.path, &layout);
+    let mut snapshot = weights.map_err(|error| error.to_string())?;
+    snapshot.optimiser = vec![vec![0.0; layout.n_parameters()]; layout.optimiser.len()];
+    snapshot.batches_tracked = 0;
+    trainer
+        .restore(&snapshot)
+        .map_err(|error| error.to_string())
 }

@@ -120,6 +120,7 @@ impl Agreement {
         }
         self.learn(&beat);
         let holding = Holding::from_runs(&beat.held, self.config.n_blocks);
+        let holding = holding.seeded(self.config.is_seeded);
         let stamp = beat.view;
         let heard = self.heard.entry(peer).or_insert_with(|| Heard {
             beat: Arc::clone(&beat),
@@ -216,16 +217,23 @@ impl Agreement {
             instance: self.instance,
             standing: own.standing.clone(),
             has_data: own.has_data,
+            has_room: own.has_room,
             view: self.view.as_ref().map(|view| view.stamp),
             in_place: own.in_place && own.standing != Standing::Preparing,
             is_broken: own.is_broken,
             step: own.step,
             held: own.holding.runs(),
+            global: Some(self.global.line).filter(|line| *line > 0),
             slowdown: own.slowdown,
             stop: own.stop.clone(),
             last_step: own.last_step,
             judged: own.judged,
             contribution: own.contribution,
         }
+    }
+
+    /// What others said last; only those heard of.
+    pub fn beats(&self) -> impl Iterator<Item = (PeerId, &Arc<Beat>)> {
+        self.heard.iter().map(|(peer, heard)| (*peer, &heard.beat))
     }
 }

@@ -33,6 +33,9 @@ pub enum Input {
         /// Copies that it kept on disk.
         held: Vec<Held>,
     },
+    /// Whether there is room on this peer's disk for the whole model beside what it needs: then it keeps whole lines. Until it is said
+    /// there is none.
+    Room(bool),
     /// This peer cannot take part.
     Unable(String),
     /// The blocks were timed again: what they take by what was profiled; see [`Beat::slowdown`].
@@ -103,8 +106,13 @@ pub enum Output {
     },
     /// The newest line with enough copies.
     Safe(u64),
-    /// Copies older than this step are of no use any more.
-    Forget(u64),
+    /// Copies older than this step are of no use any more, but for those named. These are seldom needed: they may lie on disk.
+    Forget {
+        /// The oldest step of use.
+        before: u64,
+        /// What is held all the same.
+        but: Vec<Held>,
+    },
     /// Fetch copies, then report `Copied` or `FetchFailed`. The same are asked for again where the first holder has died.
     Fetch(Want),
     /// The job is to end: the first stage, hosted here, says after which step (`LastStep`).
@@ -126,6 +134,8 @@ pub struct Want {
     pub holders: Vec<PeerId>,
     /// Whether training waits for it.
     pub is_urgent: bool,
+    /// Whether it is a part of a line that is kept whole: it comes when nothing else does, and may lie on disk.
+    pub is_global: bool,
 }
 
 /// A peer that a plan may use.

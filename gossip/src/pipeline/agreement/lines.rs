@@ -1,6 +1,6 @@
 //! What can be recovered: the newest line with enough copies, and what is of no use any more.
 
-use super::super::copies::{Copies, Holding};
+use super::super::copies::{Copies, Held, Holding};
 use super::super::message::{Standing, View};
 use super::{Agreement, Output};
 use crate::ids::PeerId;
@@ -43,10 +43,18 @@ impl Agreement {
             _ => u64::MAX,
         };
         let keep_from = self.safe_before.min(needed);
-        if keep_from > self.forgotten {
+        let but = self.held_longer(keep_from);
+        if keep_from > self.forgotten || but != self.held_longer {
             self.forgotten = keep_from;
-            self.own.holding.retain(|step, _| step >= keep_from);
-            self.outputs.push_back(Output::Forget(keep_from));
+            self.held_longer.clone_from(&but);
+            self.own.holding.retain(|step, block| {
+                let is_named = |held: &Held| held.step == step && held.blocks().contains(&block);
+                step >= keep_from || but.iter().any(is_named)
+            });
+            self.outputs.push_back(Output::Forget {
+                before: keep_from,
+                but,
+            });
             self.is_news = true;
         }
     }
@@ -58,6 +66,12 @@ impl Agreement {
             false => self.heard.get(&host).map_or(0, |heard| heard.beat.step),
         });
         reached.max().unwrap_or(0).max(view.from)
+    }
+
+    /// Whether a copy that comes now is held: the step counts still, and all of that block is not dropped.
+    pub fn is_of_use(&self, step: u64, block: u16) -> bool {
+        let is_named = |held: &Held| held.step == step && held.blocks().contains(&block);
+        step >= self.forgotten || self.held_longer.iter().any(is_named)
     }
 
     /// What this peer holds, to give to others.

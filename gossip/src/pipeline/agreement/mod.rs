@@ -9,6 +9,7 @@
 mod beats;
 mod closing;
 mod events;
+mod global;
 mod lead;
 mod lines;
 mod place;
@@ -21,12 +22,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::copies::Holding;
+use super::copies::{Held, Holding};
 use super::message::{Beat, Judged, Profile, Standing, View};
 use crate::ids::PeerId;
 use crate::membership::{self, Membership};
 use crate::time::Tick;
 use crate::view::{Contribution, Stamp};
+use global::Global;
 use lead::Lead;
 use wants::Wants;
 
@@ -39,10 +41,15 @@ pub struct Config {
     pub start_peers: usize,
     /// Copies of each stage beside its host's own.
     pub copies: usize,
+    /// Steps between two lines that peers with room get whole; more where the links do not carry them that fast. None: as often as
+    /// takes a sixteenth of the time. 0: never.
+    pub global_every: Option<u64>,
     /// The job's last step, if it has one.
     pub last_step: Option<u64>,
     /// What follows on the loss of a host, and whether cuts change while all live.
     pub cutting: Cutting,
+    /// Whether step 0 is drawn from the job's seed. If not, the job starts from weights that some peers hold, as copies of step 0.
+    pub is_seeded: bool,
     /// Whether a block at a step is the same whoever made it, as where training is synchronous. If not, copies of steps beyond
     /// the line that a view goes back to are dropped, by the agreement and by its driver ([`Output::Halt`]).
     pub is_exact: bool,
@@ -81,8 +88,10 @@ impl Config {
             n_blocks,
             start_peers: 1,
             copies: 2,
+            global_every: None,
             last_step: None,
             cutting: Cutting::default(),
+            is_seeded: true,
             is_exact: true,
             membership: MEMBERSHIP,
         }
@@ -119,6 +128,7 @@ struct Heard {
 struct Own {
     standing: Standing,
     has_data: bool,
+    has_room: bool,
     holding: Holding,
     profile: Option<Arc<Profile>>,
     in_place: bool,
@@ -155,6 +165,9 @@ pub struct Agreement {
     safe: u64,
     safe_before: u64,
     forgotten: u64,
+    /// Copies older than that which are held all the same.
+    held_longer: Vec<Held>,
+    global: Global,
     chose_last: bool,
     finishing: bool,
     closed: bool,
@@ -181,7 +194,8 @@ impl Agreement {
         let own = Own {
             standing: Standing::Preparing,
             has_data: false,
-            holding: Holding::default(),
+            has_room: false,
+            holding: Holding::default().seeded(config.is_seeded),
             profile: None,
             in_place: false,
             is_broken: false,
@@ -211,6 +225,8 @@ impl Agreement {
             safe: 0,
             safe_before: 0,
             forgotten: 0,
+            held_longer: Vec::new(),
+            global: Global::default(),
             chose_last: false,
             finishing: false,
             closed: false,
@@ -249,12 +265,17 @@ impl Agreement {
                 held,
             } => {
                 self.own.has_data = has_data;
-                self.own.holding = Holding::from_runs(&held, self.config.n_blocks);
+                let held = Holding::from_runs(&held, self.config.n_blocks);
+                self.own.holding = held.seeded(self.config.is_seeded);
                 if let Some(view) = self.view.clone() {
                     self.forget_undone(&view);
                 }
                 self.own.standing = Standing::Ready;
                 self.set_profile(profile);
+                self.is_news = true;
+            }
+            Input::Room(has_room) => {
+                self.own.has_room = has_room;
                 self.is_news = true;
             }
             Input::Unable(reason) => {
@@ -328,6 +349,7 @@ impl Agreement {
         self.miss_hosts();
         self.restart();
         self.lead();
+        self.replicate();
         self.count_copies();
         self.take_place();
         self.close();
@@ -372,11 +394,6 @@ impl Agreement {
     /// What the newest view cost that went back.
     pub fn setback(&self) -> Option<&Setback> {
         self.setback.as_ref()
-    }
-
-    /// What others said last; only those heard of.
-    pub fn beats(&self) -> impl Iterator<Item = (PeerId, &Arc<Beat>)> {
-        self.heard.iter().map(|(peer, heard)| (*peer, &heard.beat))
     }
 
     /// Whether `peer` is alive, as far as this one knows.

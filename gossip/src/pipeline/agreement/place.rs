@@ -55,6 +55,7 @@ impl Agreement {
     pub(super) fn forget_undone(&mut self, view: &View) {
         if !self.config.is_exact && view.after.is_none() {
             self.own.holding.retain(|step, _| step <= view.from);
+            self.undo_global(view.from);
         }
     }
 
@@ -255,11 +256,13 @@ mod tests {
             instance: 1,
             standing: Standing::Ready,
             has_data: true,
+            has_room: false,
             view: Some(view.stamp),
             in_place: true,
             is_broken: false,
             step: 0,
             held: held.to_vec(),
+            global: None,
             slowdown: 1.0,
             stop: None,
             last_step: None,

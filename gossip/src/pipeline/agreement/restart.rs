@@ -24,7 +24,7 @@ impl Agreement {
         }
         self.restarted = Some(view.stamp);
         self.own.standing = Standing::Preparing;
-        self.own.holding = Holding::default();
+        self.own.holding = Holding::default().seeded(self.config.is_seeded);
         self.own.profile = None;
         self.own.in_place = false;
         self.own.is_broken = false;

@@ -1,5 +1,5 @@
-//! Which copies this peer fetches: first what training waits for, then its part of the replica chains, at the end the whole
-//! model.
+//! Which copies this peer fetches: first what training waits for, then its part of the replica chains, then, where it has room,
+//! what it lacks of a whole line; at the end the whole model.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -14,7 +14,8 @@ use super::{Agreement, Output, Want};
 use crate::ids::PeerId;
 use crate::time::Tick;
 
-/// Fetches under way at once: two that training waits for, or one that it does not.
+/// Fetches under way at once: two that training waits for, or one that it does not, and beside that what is left of one of a whole
+/// line.
 const URGENT_AT_ONCE: usize = 2;
 /// Pause before something that could not be had is asked for again.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -47,7 +48,9 @@ impl Wants {
 
     fn overlaps(&self, want: &Want) -> bool {
         let overlap = |other: &Want| {
-            other.step == want.step
+            // One that nobody waits for holds up none that is waited for.
+            (want.is_global || !other.is_global)
+                && other.step == want.step
                 && other.blocks.start < want.blocks.end
                 && want.blocks.start < other.blocks.end
         };
@@ -74,7 +77,10 @@ impl Agreement {
                 self.wants.under_way.iter().partition(|want| want.is_urgent);
             let has_room = match want.is_urgent {
                 true => urgent.len() < URGENT_AT_ONCE,
-                false => urgent.is_empty() && patient.is_empty(),
+                false => {
+                    let mut patient = patient.iter();
+                    urgent.is_empty() && patient.all(|other| other.is_global && !want.is_global)
+                }
             };
             if has_room && !self.wants.overlaps(&want) && !self.wants.is_put_off(self.now, &want) {
                 self.wants.under_way.push(want.clone());
@@ -126,6 +132,15 @@ impl Agreement {
                     .fold(Vec::new(), join),
             );
         }
+        if let Some(line) = self.collecting().filter(|_| wanted.is_empty()) {
+            let lacks =
+                (0..self.config.n_blocks).filter(|block| !self.own.holding.has(line, *block));
+            let parts = lacks.filter_map(|block| self.want_of(line, block, false));
+            wanted.extend(parts.map(|want| Want {
+                is_global: true,
+                ..want
+            }));
+        }
         wanted
     }
 
@@ -167,6 +182,7 @@ impl Agreement {
             blocks: block..end,
             holders,
             is_urgent,
+            is_global: false,
         })
     }
 }

@@ -237,9 +237,13 @@ impl World {
                 }
                 self.pass(peer, Point::Safe);
             }
-            Output::Forget(before) => {
+            Output::Forget { before, but } => {
                 let store = &mut self.peers.get_mut(&peer).unwrap().store;
-                store.retain(|(_, step), _| *step >= before);
+                store.retain(|(block, step), _| {
+                    let mut but = but.iter();
+                    *step >= before
+                        || but.any(|held| held.step == *step && held.blocks().contains(block))
+                });
                 self.pass(peer, Point::Forget);
             }
             Output::Fetch(want) => {
@@ -335,7 +339,8 @@ impl World {
             return self.handle(peer, failed);
         };
         let copy = |block: u16| {
-            let initial = (want.step == 0).then(|| maths::initial(self.seed, block));
+            let is_drawn = want.step == 0 && self.config.is_seeded;
+            let initial = is_drawn.then(|| maths::initial(self.seed, block));
             let held = state.store.get(&(block, want.step)).copied();
             Some(((block, want.step), held.or(initial)?))
         };

@@ -98,6 +98,8 @@ pub(crate) struct Peer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Device {
     pub(crate) has_data: bool,
+    /// Whether its disk takes the whole model.
+    pub(crate) has_room: bool,
     /// Microseconds that a block and micro-batch takes, forward and backward together, as profiled.
     pub(crate) block_us: u64,
     /// By how much it is slower than that.
@@ -201,10 +203,23 @@ impl World {
     pub(crate) fn add(&mut self, peer: u8, has_data: bool, block_us: u64) {
         let device = Device {
             has_data,
+            has_room: false,
             block_us,
             slowdown: 1.0,
         };
         self.devices.insert(id(peer), device);
+    }
+
+    /// The disk of `peer` has the weights that the job starts from.
+    pub(crate) fn give_weights(&mut self, peer: u8) {
+        let block = |block| ((block, 0), maths::initial(self.seed, block));
+        let blocks = (0..self.config.n_blocks).map(block).collect();
+        self.disks.insert(id(peer), blocks);
+    }
+
+    /// The disk of `peer` takes the whole model.
+    pub(crate) fn roomy(&mut self, peer: u8) {
+        self.devices.get_mut(&id(peer)).unwrap().has_room = true;
     }
 
     pub(crate) fn at(&mut self, at: u64, event: Event) {
@@ -263,6 +278,8 @@ impl World {
         }
         let ready = self.now + self.between(1, 300) * MS;
         self.at(ready, Event::Input((peer, self.starts), prepared));
+        let room = Input::Room(self.devices[&peer].has_room);
+        self.at(ready, Event::Input((peer, self.starts), room));
         self.at(self.now, Event::Tick(peer));
         self.trace(|| format!("{} starts", peer.0[0]));
     }
@@ -287,6 +304,7 @@ impl World {
             memory: 0,
             rates: Vec::new(),
             data: None,
+            weights: None,
         };
         Input::Prepared {
             has_data: device.has_data,

@@ -42,6 +42,9 @@ pub struct Pipeline {
     /// Steps between two copies, 1 or more; more where the links do not carry them that fast. Default: as often as costs a twentieth of
     /// the time, which is measured, and not more often than every ten steps.
     pub copy_every: Option<u64>,
+    /// Steps between two lines of which peers with room on their disk get the whole model, so that training goes on even where a stage is
+    /// lost with all its copies; more where the links do not carry them that fast. Default: as often as takes a sixteenth of the time. 0: never.
+    pub global_every: Option<u64>,
     /// Number format of activations and gradients between stages. Default `f32`, which is exact; for slow links `f16`, `bf16`, and
     /// `int8` with a scale per 256 values, each off by at most 0.4 % of the largest of them.
     pub values: Precision,
@@ -126,6 +129,7 @@ impl Default for Pipeline {
             recut: Cutting::default(),
             copies: 2,
             copy_every: None,
+            global_every: None,
             values: Precision::default(),
             recompute: false,
         }
@@ -176,6 +180,7 @@ impl Pipeline {
         agreement::Config {
             start_peers: start_peers as usize,
             copies: self.copies as usize,
+            global_every: self.global_every,
             last_step,
             cutting: self.recut,
             is_exact: !self.is_asynchronous(),

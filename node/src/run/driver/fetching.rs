@@ -5,13 +5,23 @@ use std::time::{Duration, Instant};
 use skein_gossip::agreement::Input;
 use skein_gossip::ids::Digest;
 use skein_gossip::message::StateRequest;
+use skein_gossip::view::View;
 use skein_model::snapshot::Snapshot;
 
 use super::super::journal::Entry;
-use super::super::{fetch, threads};
+use super::super::{fetch, start, threads};
 use super::{Done, Driver, Fetching, RETRY_AFTER};
 
 impl Driver {
+    /// Peers that were given different weights do not begin together: the first view names those that count.
+    pub(super) fn compare_weights(&mut self, view: &View) {
+        let origin = view.origin.1;
+        let is_first = view.stamp.number == 1 && origin.step == 0;
+        if let Some(here) = self.given.filter(|here| is_first && *here != origin.digest) {
+            self.fail(start::differ(here, origin.digest));
+        }
+    }
+
     /// The weights named `digest`, if they are offered or were fetched.
     pub(in super::super) fn weights(&self, digest: Digest) -> Option<&Snapshot> {
         let mut held = self.offered.iter().chain(&self.fetched);

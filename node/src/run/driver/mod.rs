@@ -23,6 +23,7 @@ use skein_gossip::guide::Guide;
 use skein_gossip::ids::{Digest, JobId, PeerId};
 use skein_gossip::message::{Candidate, Message, Pace};
 use skein_gossip::time::Tick;
+use skein_gossip::view::Holding;
 use skein_gossip::wire::codec;
 use skein_model::snapshot::Snapshot;
 use tokio::sync::{mpsc, watch};
@@ -94,6 +95,8 @@ pub(super) struct Driver {
     learning: Option<PeerId>,
     /// Samples of the losing side of a partition that this replica holds and the others do not.
     pub(super) unmerged: u64,
+    /// Hash of the weights that the job starts from, where they were given here.
+    given: Option<Digest>,
     /// The weights that this peer offers. Kept until the end, whatever was decided meanwhile: another decision may be for them.
     offered: Option<(Digest, Snapshot)>,
     /// The decided weights, fetched from another peer.
@@ -153,6 +156,7 @@ pub(super) async fn run(
         pace_written: started,
         learning: None,
         unmerged: 0,
+        given: None,
         offered: None,
         fetched: None,
         no_candidate: None,
@@ -335,6 +339,8 @@ impl Driver {
 
     fn on_prepared(&mut self, prepared: Prepared) {
         let holding = prepared.holding;
+        let is_given = self.context.file.start.is_given() && holding.step == 0;
+        self.given = Some(holding.digest).filter(|_| is_given && holding != Holding::NOTHING);
         self.journal.write(&Entry::Opened {
             peer: self.context.net.local().to_string(),
             name: &self.context.file.name,

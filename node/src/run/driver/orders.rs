@@ -28,6 +28,7 @@ impl Driver {
                     self.send(to, &Message::Change(self.context.id, change));
                 }
                 Output::Adopted(view) => {
+                    self.compare_weights(&view);
                     self.figures.adopted();
                     let me = self.context.net.local();
                     self.journal.write(&Entry::View {

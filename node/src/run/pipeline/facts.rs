@@ -1,5 +1,6 @@
 //! What all peers of a pipeline know of the model without holding it: its blocks, their sizes, what passes between them.
 
+use skein_gossip::ids::Digest;
 use skein_gossip::pipeline::message::DataShape;
 use skein_model::config::{ModelConfig, OptimiserConfig};
 use skein_model::data::{Normalisation, Splits};
@@ -44,6 +45,7 @@ pub(super) fn shape_of(data: &Splits) -> DataShape {
         validation: data.validation.len() as u64,
         mean,
         std,
+        tokenizer: data.tokenizer.map(Digest),
     }
 }
 
@@ -86,6 +88,12 @@ impl Facts {
             looks: look_samples.div_ceil(LOOK_SAMPLES),
             look_samples,
         })
+    }
+
+    /// Bytes of a copy of every block.
+    pub(super) fn bytes(&self) -> u64 {
+        let bytes = self.blocks.iter().map(|block| block.encoded_len() as u64);
+        bytes.sum()
     }
 
     /// Number of blocks.

@@ -245,6 +245,8 @@ impl Figures {
                 .map(|running| stages(running, me))
                 .unwrap_or_default(),
             recovery: running.map(|running| Recovery {
+                whole: running.agreement.whole_line().0,
+                whole_peers: running.agreement.whole_line().1 as u32,
                 step: running.agreement.safe(),
                 redone: step.saturating_sub(running.agreement.safe()),
                 fewest_copies: running.agreement.fewest_copies() as u32,

@@ -1,4 +1,4 @@
-//! The end of a pipeline job on this peer: the model is put together of its blocks, written, and given to who asks.
+//! The end of a pipeline job on this peer: the model is written block by block, and given to who asks.
 
 use std::sync::Arc;
 
@@ -6,31 +6,13 @@ use skein_gossip::ids::Digest;
 use skein_gossip::message::StateResponse;
 use skein_gossip::wire::codec;
 use skein_model::checkpoint;
-use skein_model::snapshot::Snapshot;
-use skein_model::stage::{BlockState, assemble};
+use skein_model::stage::BlockLayout;
 use tokio::sync::oneshot;
 
 use super::driver::{Done, Driver};
-use super::facts::Facts;
-use super::store::State;
 use crate::control::ErrorCode;
 use crate::run::journal::Entry;
 use crate::run::serve::{self, Question};
-
-fn snapshot_of(facts: &Facts, states: &[(u16, State)]) -> Result<Snapshot, String> {
-    let decode = |(block, bytes): &(u16, State)| {
-        let layout = facts
-            .blocks
-            .get(usize::from(*block))
-            .ok_or("a block that the model does not have")?;
-        BlockState::decode(bytes, layout).map_err(|error| error.to_string())
-    };
-    let states = states
-        .iter()
-        .map(decode)
-        .collect::<Result<Vec<_>, String>>()?;
-    assemble(&facts.blocks, states).map_err(|error| error.to_string())
-}
 
 /// Makes the model of the blocks at the last step, and writes it.
 pub(super) fn make(driver: &mut Driver, step: u64) {
@@ -42,17 +24,22 @@ pub(super) fn make(driver: &mut Driver, step: u64) {
         .stop()
         .map_or_else(|| format!("stop.steps = {step} reached"), str::to_owned);
     driver.journal.write(&Entry::Ending { reason: &reason });
-    let (facts, states) = (Arc::clone(&running.facts), running.copies.line(step));
+    let (facts, copies) = (Arc::clone(&running.facts), running.copies.line(step));
     let (path, done) = (driver.context.folder.model(), driver.done());
     tokio::task::spawn_blocking(move || {
-        let made = || {
-            let snapshot = snapshot_of(&facts, &states)?;
-            let exported =
-                checkpoint::export(&path, &snapshot, &facts.layout, &facts.normalisation());
-            exported.map_err(|error| error.to_string())?;
-            Ok(Digest(snapshot.weights_hash()))
+        // One block at a time: some of them may lie on disk since memory does not take them all.
+        let encoded = |layout: &BlockLayout| {
+            let held = copies
+                .iter()
+                .find(|(block, _)| usize::from(*block) == layout.index);
+            let (_, kept) = held.ok_or("it is not held here")?;
+            kept.load(layout)
         };
-        let _ = done.blocking_send(Done::Finished(made()));
+        let normalisation = facts.normalisation();
+        let made =
+            checkpoint::export_blocks(&path, &facts.layout, &facts.blocks, &normalisation, encoded);
+        let made = made.map(Digest).map_err(|error| error.to_string());
+        let _ = done.blocking_send(Done::Finished(made));
     });
 }
 

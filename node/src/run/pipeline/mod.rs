@@ -9,7 +9,9 @@
 //! Modules in reading order, lowest first.
 
 mod facts;
+mod disk;
 mod store;
+mod parcel;
 mod links;
 mod planner;
 mod prepare;

@@ -2,16 +2,20 @@
 //! and blocking, so it has its own thread.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use skein_gossip::ids::Digest;
 use skein_gossip::pipeline::message::{BlockTime, DataShape, Profile};
 use skein_model::data::{self, Splits};
 use skein_model::plan;
 
+use super::disk::{Kept, Lines};
 use super::facts::{self, Facts};
-use super::store::{self, Copies};
+use super::store::Copies;
 use crate::job::JobFile;
+use crate::run::folder::JobFolder;
+use crate::run::start;
 
 /// Passes per block and size of which the fastest counts.
 const PASSES: usize = 5;
@@ -62,11 +66,19 @@ pub(super) fn prepare(
     file: &JobFile,
     shape: &DataShape,
     data: Option<Arc<Splits>>,
-    copies: &Path,
+    folder: &JobFolder,
     memory: u64,
 ) -> Result<Prepared, String> {
     let facts = Arc::new(Facts::new(file, shape)?);
-    let (copies, skipped) = store::load(copies, &facts.blocks);
+    let (found, skipped) = Lines(folder.copies()).load(&facts.blocks);
+    let mut copies = Copies::default();
+    for (step, block, path) in found {
+        copies.put(step, block, Kept::Disk(path));
+    }
+    let weights = match file.start.is_given() {
+        true => begin_from(file, folder, &facts, &mut copies)?,
+        false => None,
+    };
     let samples = facts.pipeline.samples(facts.batch, 0) as usize;
     let measured = measure(&facts, shape, PASSES)?;
     let time = |block: &plan::BlockProfile| BlockTime {
@@ -79,6 +91,7 @@ pub(super) fn prepare(
         memory,
         rates: Vec::new(),
         data: data.is_some().then(|| shape.clone()),
+        weights,
     };
     Ok(Prepared {
         facts,
@@ -88,6 +101,35 @@ pub(super) fn prepare(
         copies,
         skipped,
     })
+}
+
+/// Puts given weights to disk as copies of step 0, block by block; their hash. None where they are not here, or where something newer
+/// is.
+fn begin_from(
+    file: &JobFile,
+    folder: &JobFolder,
+    facts: &Facts,
+    copies: &mut Copies,
+) -> Result<Option<Digest>, String> {
+    if copies.newest() > 0 {
+        return Ok(None);
+    }
+    let Some(mut given) = start::open(&file.start, folder, &facts.layout)? else {
+        return Ok(None);
+    };
+    let lines = Lines(folder.copies());
+    for layout in &facts.blocks {
+        let block = layout.index as u16;
+        let state = given
+            .file
+            .state(layout)
+            .map_err(|error| error.to_string())?;
+        let written = lines.write(0, block, &state.encode());
+        let path =
+            written.map_err(|error| format!("the weights do not fit onto the disk: {error}"))?;
+        copies.put(0, block, Kept::Disk(path));
+    }
+    Ok(Some(given.digest))
 }
 
 /// Times every block in `passes` passes over a micro-batch.

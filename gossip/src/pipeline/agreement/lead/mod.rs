@@ -105,7 +105,7 @@ impl Agreement {
     }
 
     /// Whether others know what this peer cannot know yet: it was away, or has not been told the view that they hold.
-    fn is_ignorant(&self) -> bool {
+    pub(super) fn is_ignorant(&self) -> bool {
         let settling = 3 * self.membership.times().beat_every;
         let was_away = self.lead.was_away;
         let others = self.heard.iter();
@@ -289,11 +289,13 @@ impl Agreement {
             }
             None => self.planner.plan(&candidates).map(|planned| planned.plan),
         };
+        let line = self.copies().newest_line(1);
+        let plan = match self.copies().fewest(line) {
+            0 => Err("no peer that is here holds the weights that the job starts from, or a newer copy: training goes on when one is back".into()),
+            _ => plan,
+        };
         match plan {
-            Ok(plan) => {
-                let line = self.copies().newest_line(1);
-                self.propose(plan, line, None);
-            }
+            Ok(plan) => self.propose(plan, line, None),
             Err(reason) => {
                 self.lead.failed = Some(self.now);
                 if self.paused.as_ref() != Some(&reason) {

@@ -32,6 +32,8 @@ const SETTLED: Duration = Duration::from_secs(3);
 const SETTLED_STEPS: u64 = 3;
 /// Least time between the proposal of a new cut and the last moment at which the first stage can still mark its line.
 const NOTICE: Duration = Duration::from_millis(700);
+/// Copies that new hosts hold by the line make what they fetch then smaller, but the old cut is slow meanwhile.
+const MOST_NOTICE: Duration = Duration::from_secs(2);
 /// The step in work and the one that follows it may be under way without the mark.
 const UNMARKED: u64 = 2;
 
@@ -157,7 +159,8 @@ impl Agreement {
             .step_us(&view.plan, &candidates)
             .unwrap_or(best.step_us)
             .max(1.0);
-        let notice = NOTICE + self.move_time(&view.plan, &best.plan, &candidates);
+        let move_time = self.move_time(&view.plan, &best.plan, &candidates);
+        let notice = NOTICE + move_time.min(MOST_NOTICE);
         let steps = (notice.as_micros() as f64 / step_us).ceil().clamp(1.0, 1e6) as u64;
         // Where steps overlap the first stage is ahead of the others by what is on its way, transfers included.
         let ahead = match self.config.is_exact {
@@ -264,11 +267,13 @@ mod tests {
             instance: 1,
             standing: Standing::Ready,
             has_data: false,
+            has_room: false,
             view: agreement.view().map(|view| view.stamp),
             in_place: true,
             is_broken: false,
             step: ms / 100,
             held: Vec::new(),
+            global: None,
             slowdown: 1.0,
             stop: None,
             last_step: None,

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use skein_gossip::ids::PeerId;
-use skein_gossip::pipeline::agreement::{Agreement, Input};
+use skein_gossip::pipeline::agreement::{Agreement, Config, Input};
 use skein_gossip::pipeline::links::LinkRate;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
+use super::super::disk::Lines;
 use super::super::planner::CutPlanner;
 use super::super::prepare::{self, Prepared};
 use super::super::store::Copies;
@@ -16,6 +17,7 @@ use super::super::worker::{self, Command, Worker};
 use super::standby::Standby;
 use super::{Done, Driver, Running};
 use crate::run::journal::Entry;
+use crate::run::start;
 
 /// How long the frame that shows what a link carries may take, and all of them.
 const PROBE: Duration = Duration::from_secs(1);
@@ -48,11 +50,46 @@ impl Driver {
             self.data.clone(),
             self.done.clone(),
         );
-        let (copies, memory) = (self.context.folder.copies(), self.context.memory);
+        let (folder, memory) = (self.context.folder.clone(), self.context.memory);
         tokio::task::spawn_blocking(move || {
-            let prepared = prepare::prepare(&file, &shape, data, &copies, memory);
+            let prepared = prepare::prepare(&file, &shape, data, &folder, memory);
             let _ = done.blocking_send(Done::Prepared(prepared.map(Box::new)));
         });
+    }
+
+    /// Peers that were given different weights, or cut text into different tokens, do not train together. One that comes to a job under
+    /// way is the one that is wrong.
+    pub(super) fn compare(&mut self) {
+        let Some(running) = self
+            .running
+            .as_ref()
+            .filter(|_| self.figures.failure.is_none())
+        else {
+            return;
+        };
+        let view = running.agreement.view();
+        let is_late = |peer: PeerId| view.is_some_and(|view| !view.has(peer));
+        let tokenizer = self.shape.as_ref().filter(|_| self.data.is_some());
+        let tokenizer = tokenizer.map(|shape| shape.tokenizer);
+        let candidates = running.agreement.candidates();
+        let counts = candidates
+            .iter()
+            .filter(|candidate| !is_late(candidate.peer));
+        let profiles = counts.filter_map(|candidate| candidate.profile.as_ref());
+        let differs = profiles.into_iter().find_map(|profile| {
+            let weights = running.weights.zip(profile.weights);
+            let of_data = profile.data.as_ref().map(|data| data.tokenizer);
+            match (weights, tokenizer.zip(of_data)) {
+                (Some((here, there)), _) if here != there => Some(start::differ(here, there)),
+                (_, Some((here, there))) if here != there => Some(
+                    "another peer with this data has another data.tokenizer: all need the same file".to_owned(),
+                ),
+                _ => None,
+            }
+        });
+        if let Some(reason) = differs {
+            self.fail(reason);
+        }
     }
 
     /// Sends something to each peer to which nothing was sent yet, so that the first cut is planned with what the links carry. One
@@ -109,6 +146,7 @@ impl Driver {
         let newest = held.first().map_or(0, |held| held.step);
         running.copies = prepared.copies;
         running.saved = (Instant::now(), newest);
+        running.on_disk = newest;
         self.input(Input::Prepared {
             has_data: self.data.is_some(),
             profile: prepared.profile,
@@ -134,10 +172,11 @@ impl Driver {
             return;
         };
         let file = &self.context.file;
-        let config =
-            file.strategy
-                .pipeline
-                .agreement(facts.n_blocks(), file.start.peers, file.stop.steps);
+        let pipeline = &file.strategy.pipeline;
+        let config = Config {
+            is_seeded: !file.start.is_given(),
+            ..pipeline.agreement(facts.n_blocks(), file.start.peers, file.stop.steps)
+        };
         let standby = Standby::new(measured.clone());
         let planner = CutPlanner::new(Arc::clone(&facts), measured);
         let me = self.context.net.local();
@@ -189,7 +228,15 @@ impl Driver {
             commands,
             orders: VecDeque::new(),
             events,
+            weights: profile.weights,
+            lines: Lines(self.context.folder.copies()),
+            one_block: Arc::new(Semaphore::new(1)),
+            held_longer: Vec::new(),
+            to_disk: None,
+            resting: false,
+            room: None,
             saved: (Instant::now(), newest),
+            on_disk: newest,
             saving: false,
             standby,
             ended: false,

@@ -5,11 +5,13 @@
 
 mod beginning;
 mod fetching;
+mod keeping;
 mod outputs;
 mod standby;
 mod working;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,13 +24,14 @@ use skein_gossip::view::Stamp;
 use skein_gossip::wire::codec;
 use skein_model::data::Splits;
 use skein_model::plan::Profile;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
+use super::disk::{Lines, State};
 use super::facts::Facts;
 use super::figures::Figures;
 use super::planner::CutPlanner;
 use super::prepare::{Loaded, Prepared};
-use super::store::{Copies, State};
+use super::store::Copies;
 use super::worker::{self, Command};
 use crate::control::JobStatus;
 use crate::net::Inbound;
@@ -43,10 +46,27 @@ pub(super) enum Done {
     /// What the links carry is known, where it can be.
     Probed(Box<Prepared>),
     /// With how often work had been undone when it was asked for.
-    Fetched(Want, u64, Result<Vec<(u16, State)>, String>),
+    Fetched(Want, u64, Result<Vec<(u16, State)>, Lack>),
+    /// A copy is on disk: fetched to there, or put there. Work had been undone so often when that began.
+    OnDisk {
+        step: u64,
+        block: u16,
+        path: PathBuf,
+        undone: u64,
+    },
+    /// What could be put to disk of the copies at rest is there.
+    Rested(Result<(), String>),
     Saved(Result<u64, String>),
     Finished(Result<Digest, String>),
     Measured(Result<Profile, String>),
+}
+
+/// Why copies are not here.
+pub(super) enum Lack {
+    /// No holder gave them.
+    Holders(String),
+    /// The disk did not take them.
+    Disk(String),
 }
 
 /// A job that this peer takes part in.
@@ -59,7 +79,22 @@ pub(super) struct Running {
     /// Commands that the thread has no room for yet; a handful per view.
     orders: VecDeque<Command>,
     events: mpsc::Receiver<worker::Event>,
+    /// Hash of the weights that the job starts from, where they are given here.
+    weights: Option<Digest>,
+    lines: Lines,
+    /// Blocks that are fetched to disk, one at a time.
+    one_block: Arc<Semaphore>,
+    /// Older lines of which copies are held.
+    held_longer: Vec<u64>,
+    /// The line that is fetched to disk, or was last.
+    to_disk: Option<u64>,
+    /// Copies at rest are being put to disk.
+    resting: bool,
+    /// Whether the disk takes whole lines, and when that was looked at.
+    room: Option<(Instant, bool)>,
+    /// When the newest line on disk was begun, and which; the newest that is whole there.
     saved: (Instant, u64),
+    on_disk: u64,
     saving: bool,
     standby: standby::Standby,
     /// The thread is gone.
@@ -81,6 +116,8 @@ impl Running {
         if !self.is_exact() && view.after.is_none() {
             self.copies.undo(view.from);
             self.saved.1 = self.saved.1.min(view.from);
+            self.on_disk = self.on_disk.min(view.from);
+            self.to_disk = self.to_disk.filter(|step| *step <= view.from);
             self.undone += 1;
         }
     }
@@ -258,6 +295,13 @@ impl Driver {
             Done::Probed(prepared) => self.begin(*prepared),
             Done::Prepared(Err(reason)) => self.fail(reason),
             Done::Fetched(want, undone, outcome) => self.on_fetched(want, undone, outcome),
+            Done::OnDisk {
+                step,
+                block,
+                path,
+                undone,
+            } => self.on_disk(step, block, path, undone),
+            Done::Rested(outcome) => self.on_rested(outcome),
             Done::Saved(outcome) => self.on_saved(outcome),
             Done::Measured(measured) => self.on_measured(measured),
             Done::Finished(Ok(digest)) => {
@@ -290,7 +334,13 @@ impl Driver {
     pub(super) fn end_work(&mut self) {
         self.closed = true;
         if let Some(running) = &mut self.running {
-            running.copies.forget(u64::MAX);
+            running.copies.forget(u64::MAX, &[]);
+            let (lines, job) = (running.lines.clone(), self.context.id);
+            tokio::task::spawn_blocking(move || {
+                if let Err(error) = lines.prune(u64::MAX, &[]) {
+                    tracing::warn!(job = %job.short(), %error, "copies of a job that is over are left on disk");
+                }
+            });
             if running.commands.try_send(Command::End).is_err() {
                 tracing::debug!("the stage's thread is busy; it ends with the process");
             }
@@ -341,6 +391,8 @@ impl Driver {
         self.journal.flush();
         self.context.blobs.expire();
         self.save_if_due();
+        self.look_for_room();
+        self.compare();
         self.time_if_standing_by();
         self.input(Input::Rates(self.rates()));
         let Some(running) = &self.running else { return };

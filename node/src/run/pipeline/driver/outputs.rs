@@ -66,7 +66,7 @@ impl Driver {
                     self.order(Command::Safe(step));
                     self.journal.write(&Entry::Recoverable { step });
                 }
-                Output::Forget(step) => running.copies.forget(step),
+                Output::Forget { before, but } => self.forget(before, &but),
                 Output::Fetch(want) => self.fetch(want),
                 Output::ChooseLastStep => self.order(Command::ChooseLastStep),
                 Output::Finish(step) => finish::make(self, step),
@@ -100,7 +100,8 @@ impl Driver {
         let Some((_, stage)) = view.plan.stage_of(self.context.net.local()) else {
             return;
         };
-        let states = (view.from > 0).then(|| {
+        let is_drawn = view.from == 0 && !self.context.file.start.is_given();
+        let states = (!is_drawn).then(|| {
             let state = |block: u16| Some((block, running.copies.get(view.from, block)?));
             stage.blocks.clone().filter_map(state).collect()
         });

@@ -29,7 +29,7 @@ pub(super) struct Part {
 }
 
 impl Hosted {
-    /// A stage of these blocks at `states` (none: as the job's seed has it).
+    /// A stage of these blocks at `states` (none: as the job's seed has it). The synchronous stage takes one at a time.
     ///
     /// # Errors
     /// In words for the user.
@@ -37,14 +37,14 @@ impl Hosted {
         facts: &Facts,
         shape: &Shape,
         blocks: std::ops::Range<u16>,
-        states: &[BlockState],
+        states: impl Iterator<Item = Result<BlockState, String>>,
     ) -> Result<Self, String> {
         let words = |error: StageError| error.to_string();
         let pipeline = &facts.pipeline;
         if !pipeline.is_asynchronous() {
             let mut stage = facts.stage(blocks)?;
             for state in states {
-                stage.load_block(state).map_err(words)?;
+                stage.load_block(&state?).map_err(words)?;
             }
             return Ok(Self::Synchronous(stage));
         }
@@ -52,8 +52,9 @@ impl Hosted {
         let vertical_sync = pipeline.syncs_versions();
         let depth = Depth::new(shape.depth as usize, first as usize, vertical_sync);
         let mut stage = facts.stashed(blocks, depth)?;
+        let states = states.collect::<Result<Vec<_>, _>>()?;
         if !states.is_empty() {
-            stage.load(states).map_err(words)?;
+            stage.load(&states).map_err(words)?;
         }
         Ok(Self::Asynchronous {
             stage,

@@ -19,8 +19,8 @@ use skein_gossip::view::Stamp;
 use skein_model::data::Splits;
 use tokio::sync::mpsc;
 
+use super::disk::{Kept, State};
 use super::facts::Facts;
-use super::store::State;
 use crate::net::Inbound;
 use crate::net::Net;
 use work::Work;
@@ -39,7 +39,7 @@ pub(super) enum Command {
     /// Work in this view, from these states (none: from the job's seed).
     Switch {
         view: Arc<View>,
-        states: Option<Vec<(u16, State)>>,
+        states: Option<Vec<(u16, Kept)>>,
     },
     /// The view that follows begins at this step.
     Until { next: Stamp, step: u64 },

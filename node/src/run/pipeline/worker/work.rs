@@ -13,8 +13,8 @@ use skein_model::data::Sampler;
 use skein_model::stage::{Activation, BlockState};
 use tokio::sync::mpsc;
 
+use super::super::disk::Kept;
 use super::super::outbox::Outbox;
-use super::super::store::State;
 use super::hosted::Hosted;
 use super::rest::Rest;
 use super::speed::Speed;
@@ -57,25 +57,25 @@ impl Work {
     pub(super) fn begin(
         worker: &Worker,
         view: Arc<View>,
-        states: Option<Vec<(u16, State)>>,
+        states: Option<Vec<(u16, Kept)>>,
     ) -> Result<Self, String> {
         let Some((number, own)) = view.plan.stage_of(worker.me) else {
             return Err("the view names no stage for this peer".into());
         };
         let facts = &worker.facts;
         let blocks = own.blocks.clone();
-        let decode = |(block, bytes): (u16, State)| {
+        let decode = |(block, kept): (u16, Kept)| {
             let layout = facts
                 .blocks
                 .get(usize::from(block))
                 .ok_or("a copy of a block that the model does not have")?;
+            let bytes = kept.load(layout)?;
             BlockState::decode(&bytes, layout).map_err(|error| error.to_string())
         };
         let states = states.into_iter().flatten().map(decode);
-        let states = states.collect::<Result<Vec<_>, String>>()?;
         let n_stages = view.plan.stages.len();
         let shape = facts.pipeline.shape(number, n_stages, facts.looks);
-        let stage = Hosted::new(facts, &shape, blocks.clone(), &states)?;
+        let stage = Hosted::new(facts, &shape, blocks.clone(), states)?;
         // One notice of a loss is enough.
         let (lost_sender, lost) = mpsc::channel(1);
         let times = worker
