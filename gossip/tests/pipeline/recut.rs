@@ -72,9 +72,9 @@ fn a_peer_that_becomes_slower_is_given_less_within_seconds() {
 #[test]
 fn a_peer_that_is_too_slow_stands_by_until_it_is_faster() {
     for seed in seeds(20) {
-        let mut world = World::started(seed, 4, 1, 1500);
+        let mut world = World::started(seed, 4, 4, 1500);
         world.jitter = 2;
-        let slow = id(2 + (seed % 2) as u8);
+        let slow = id(1 + (seed % 4) as u8);
         world.at(2500 * MS, Event::Slow(slow, 60.0));
         world.run(10 * SECOND);
         let view = world.view_of(1).unwrap();

@@ -47,7 +47,8 @@ impl Agreement {
         self.expect_of(&view, &candidates);
         self.paused = None;
         self.is_news = true;
-        self.outputs.push_back(if goes_on {
+        // Who hosted no stage of the view before may still have one of an older view.
+        self.outputs.push_back(if goes_on && must_go_on {
             Output::Until(view)
         } else {
             Output::Halt(view)
