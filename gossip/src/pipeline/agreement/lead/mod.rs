@@ -32,6 +32,9 @@ const STALLED: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(super) struct Lead {
     looked: Option<Tick>,
+    /// Steps made at the last look, and the paces of the devices then.
+    looked_at: Option<u64>,
+    seen: BTreeMap<PeerId, f32>,
     better: u32,
     broken_since: Option<Tick>,
     progress: (u64, Option<Tick>),

@@ -22,6 +22,8 @@ const REMEMBERED: Duration = Duration::from_secs(120);
 const MOST_LOOKS: u32 = 30;
 /// A device has changed when it is this many times as slow or as fast as it was, beside the others.
 const CHANGED: f32 = 1.3;
+/// Looks count while no device changes by more than this from one to the next: what steps take must be known in full.
+const STEADY: f32 = 1.2;
 /// A link has when it carries so many times what it did, or that part of it: short transfers vary.
 const LINK_CHANGED: f64 = 2.0;
 /// As much under a new cut is laid on its blocks, unless it is more than this: then it is the device all the same.
@@ -50,10 +52,16 @@ impl Agreement {
         if !self.is_settled() {
             return None;
         }
+        // Each look is at another step.
+        let step = self.step();
+        if self.lead.looked_at.replace(step) == Some(step) {
+            return None;
+        }
         let candidates = self.candidates();
         let now_us = self.planner.step_us(&view.plan, &candidates)?;
         self.has_settled(view, now_us, &candidates);
         let candidates = self.candidates();
+        let seen = std::mem::replace(&mut self.lead.seen, paces(&candidates));
         let has_newcomer = candidates
             .iter()
             .any(|candidate| candidate.profile.is_some() && !view.has(candidate.peer));
@@ -67,7 +75,12 @@ impl Agreement {
         let saved = HORIZON.as_secs_f64() * (1.0 - best.step_us / now_us.max(1.0));
         let gain = now_us / best.step_us.max(1.0);
         let pays = best.plan != view.plan && gain > GAIN && saved > pause.as_secs_f64();
-        self.lead.better = if pays { self.lead.better + 1 } else { 0 };
+        let is_steady = has_newcomer || spread(&seen, &self.lead.seen) <= STEADY;
+        self.lead.better = match (pays, is_steady) {
+            (true, true) => self.lead.better + 1,
+            (true, false) => 1,
+            (false, _) => 0,
+        };
         let looks = match gain > LARGE_GAIN || has_newcomer {
             true => FEW_LOOKS,
             false => LOOKS,
