@@ -274,8 +274,8 @@ mod tests {
         }
     }
 
-    /// The other one beats, in place in this view.
-    fn beat(agreement: &mut Agreement, ms: u64) {
+    /// The other one beats, in place in this view, after so many steps.
+    fn beat(agreement: &mut Agreement, ms: u64, step: u64) {
         let beat = Beat {
             instance: 1,
             standing: Standing::Ready,
@@ -284,7 +284,7 @@ mod tests {
             view: agreement.view().map(|view| view.stamp),
             in_place: true,
             is_broken: false,
-            step: ms / 100,
+            step,
             held: Vec::new(),
             global: None,
             slowdown: 1.0,
@@ -327,7 +327,7 @@ mod tests {
             held: Vec::new(),
         };
         agreement.handle(Tick(0), prepared);
-        beat(&mut agreement, 10);
+        beat(&mut agreement, 10, 0);
         agreement.handle(Tick(11_000), Input::Profile(OTHER, Arc::new(profile())));
         let first = Arc::clone(agreement.view().unwrap());
         assert_eq!(first.plan.stages.len(), 2);
@@ -336,7 +336,7 @@ mod tests {
         told(&mut agreement);
         let mut profiles = Vec::new();
         for ms in (100..6000).step_by(100) {
-            beat(&mut agreement, ms);
+            beat(&mut agreement, ms, ms / 100);
             agreement.handle(Tick(ms * 1000), rate(11e6 + ms as f32));
             profiles.extend(
                 told(&mut agreement)
@@ -345,8 +345,15 @@ mod tests {
             );
         }
         assert_eq!(agreement.view().unwrap().stamp, first.stamp);
-        for ms in (6000..9500).step_by(100) {
-            beat(&mut agreement, ms);
+        // Looks count once per step: how much slower it is shows in full only in the next ones.
+        for ms in (6000..9000).step_by(100) {
+            beat(&mut agreement, ms, 60);
+            agreement.handle(Tick(ms * 1000), rate(2e5));
+            profiles.extend(told(&mut agreement));
+        }
+        assert_eq!(agreement.view().unwrap().stamp, first.stamp);
+        for ms in (9000..12_500).step_by(100) {
+            beat(&mut agreement, ms, ms / 100);
             agreement.handle(Tick(ms * 1000), rate(2e5));
             profiles.extend(told(&mut agreement));
         }
