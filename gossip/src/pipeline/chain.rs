@@ -3,28 +3,36 @@
 //!
 //! Stage i is kept by the next peers after it: first the hosts of the stages behind it, round to the front, so that the
 //! peer that takes over most often already has what it needs; members without a stage come before the host is met again,
-//! at the head of the line: they have nothing else to do.
+//! at the head of the line: they have nothing else to do. The hosts of a shared stage hold it themselves, so it takes as many keepers
+//! fewer.
 
 use super::plan::{Blocks, Plan};
 use crate::ids::PeerId;
 
-/// Who keeps copies of stage `number`, in order, at most `copies` of them. `members` beyond the hosts are standbys.
+/// Who keeps copies of stage `number`, in order, at most `copies` of them with its own hosts beyond one. `members` beyond the hosts
+/// are standbys.
 pub fn keepers(plan: &Plan, members: &[PeerId], number: usize, copies: usize) -> Vec<PeerId> {
-    let hosts: Vec<PeerId> = plan.hosts().collect();
-    let n = hosts.len();
-    let behind = (1..n).map(|i| hosts[(number + i) % n]);
+    let n = plan.stages.len();
+    let own = plan.stages.get(number).map_or(1, |stage| stage.members.len());
+    // Neighbours of a shared stage take turns, so that no one of them keeps all.
+    let hosts = |stage: usize| {
+        let hosts: Vec<PeerId> = plan.stages[stage].hosts().collect();
+        let first = number % hosts.len().max(1);
+        hosts.into_iter().cycle().skip(first).take(plan.stages[stage].members.len())
+    };
+    let mut behind = (1..n).flat_map(|i| hosts((number + i) % n));
+    let all: Vec<PeerId> = plan.hosts().collect();
     let standbys = members
         .iter()
         .copied()
-        .filter(|member| !hosts.contains(member));
+        .filter(|member| !all.contains(member));
     // The first keeper is the neighbour that would take over; the second a peer that computes nothing, if there is one.
-    let mut behind = behind.collect::<Vec<_>>().into_iter();
     let first = behind.next();
     first
         .into_iter()
         .chain(standbys)
         .chain(behind)
-        .take(copies)
+        .take((copies + 1).saturating_sub(own))
         .collect()
 }
 
@@ -37,7 +45,7 @@ pub fn duties(plan: &Plan, members: &[PeerId], peer: PeerId, copies: usize) -> V
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::Stage;
+    use super::super::plan::{Member, Stage};
     use super::*;
 
     fn peer(n: u8) -> PeerId {
@@ -45,10 +53,7 @@ mod tests {
     }
 
     fn plan(n: u8) -> Plan {
-        let stage = |i: u8| Stage {
-            host: peer(i),
-            blocks: u16::from(i)..u16::from(i) + 1,
-        };
+        let stage = |i: u8| Stage::alone(peer(i), u16::from(i)..u16::from(i) + 1);
         Plan {
             stages: (0..n).map(stage).collect(),
         }
@@ -74,5 +79,19 @@ mod tests {
         );
         assert_eq!(duties(&plan(3), &members, peer(7), 2), [0..1, 1..2, 2..3]);
         assert_eq!(keepers(&plan(1), &[peer(0), peer(7)], 0, 2), [peer(7)]);
+    }
+
+    #[test]
+    fn the_hosts_of_a_shared_stage_are_copies_themselves() {
+        let mut plan = plan(2);
+        plan.stages[0].members.push(Member {
+            peer: peer(8),
+            samples: 1,
+        });
+        let members = [peer(0), peer(1), peer(7), peer(8)];
+        assert_eq!(keepers(&plan, &members, 0, 2), [peer(1)]);
+        assert!(keepers(&plan, &members, 0, 1).is_empty());
+        // Stage 1 is kept by the second host of stage 0, and then by the standby.
+        assert_eq!(keepers(&plan, &members, 1, 2), [peer(8), peer(7)]);
     }
 }

@@ -1,15 +1,16 @@
 //! The head of a frame of the pipeline's data: an activation on its way forward, a gradient on its way back, labels for the
-//! last stage. What follows the head are raw little-endian values, copied as they are.
+//! last stage, and what the hosts of a shared stage tell each other. What follows the head are raw little-endian values, copied as
+//! they are.
 //!
 //! ```text
-//! 0..4   4..36  36..44   44..52  52..60   60..64   64     65     66..68  68..72   72..
-//! "SKPL" job    view     step    version  micro    kind   marks  values  samples  values
+//! 0..4   4..36  36..44   44..52  52..60   60..64   64     65     66..68  68..72   72..76  76..
+//! "SKPL" job    view     step    version  micro    kind   marks  values  samples  row     values
 //! ```
 
 use crate::ids::JobId;
 
 /// Bytes of an encoded [`Head`].
-pub const HEAD_BYTES: usize = 72;
+pub const HEAD_BYTES: usize = 76;
 /// Most micro-batches behind one step, and most in one look at held-out samples.
 pub const MAX_MICRO: u32 = 4096;
 /// Most samples of one micro-batch.
@@ -30,6 +31,14 @@ pub enum Kind {
     LookForward = 4,
     /// As `Labels`, of held-out samples.
     LookLabels = 5,
+    /// The first stage's lead begins a step: to its other hosts.
+    Begin = 6,
+    /// A stage's lead is through with the held-out samples after a step: to its other hosts.
+    Looked = 7,
+    /// A piece of a host's gradient, for one who adds it up; the micro-batch is the number of the piece.
+    Gradient = 8,
+    /// The same piece of the sum of all hosts' gradients.
+    Sum = 9,
 }
 
 impl Kind {
@@ -40,6 +49,10 @@ impl Kind {
             Self::Labels,
             Self::LookForward,
             Self::LookLabels,
+            Self::Begin,
+            Self::Looked,
+            Self::Gradient,
+            Self::Sum,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
@@ -65,7 +78,7 @@ pub struct Head {
     pub step: u64,
     /// Updates that the first stage's weights held when it went forward (asynchronous schedule; else `step`).
     pub version: u64,
-    /// Number of the micro-batch in its step.
+    /// Number of the micro-batch in its step, or of the piece of a gradient.
     pub micro: u32,
     /// What it carries.
     pub kind: Kind,
@@ -73,8 +86,10 @@ pub struct Head {
     pub marks: Marks,
     /// Number format of the values: 0 f32, 1 f16, 2 bf16, 3 int8 with a scale per block; labels are bytes of i64.
     pub values: u8,
-    /// Samples in the micro-batch.
+    /// Samples in the frame.
     pub samples: u32,
+    /// Number in the micro-batch of the first of them.
+    pub row: u32,
 }
 
 /// Why a frame is refused.
@@ -114,6 +129,7 @@ impl Head {
         out.push(u8::from(self.marks.line) | u8::from(self.marks.look) << 1);
         out.extend_from_slice(&u16::from(self.values).to_le_bytes());
         out.extend_from_slice(&self.samples.to_le_bytes());
+        out.extend_from_slice(&self.row.to_le_bytes());
     }
 
     /// Reads the head; the values follow at [`HEAD_BYTES`].
@@ -136,13 +152,14 @@ impl Head {
                 Err(HeadError::Range { what, got })
             }
         };
-        let (micro, samples) = (half(60), half(68));
+        let (micro, samples, row) = (half(60), half(68), half(72));
         range("micro-batch", u64::from(micro), u64::from(MAX_MICRO))?;
         range(
             "number of samples",
             u64::from(samples),
             u64::from(MAX_SAMPLES) + 1,
         )?;
+        range("first sample", u64::from(row), u64::from(MAX_SAMPLES) + 1)?;
         range("marks", u64::from(head[65]), 4)?;
         let values = u64::from(head[66]) | u64::from(head[67]) << 8;
         range("number format", values, 4)?;
@@ -163,6 +180,7 @@ impl Head {
             },
             values: head[66],
             samples,
+            row,
         })
     }
 }
@@ -175,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_head_comes_back(view: u64, step: u64, micro in 0..MAX_MICRO, kind in 1u8..6, marks in 0u8..4, values in 0u8..4) {
+        fn a_head_comes_back(view: u64, step: u64, micro in 0..MAX_MICRO, kind in 1u8..10, marks in 0u8..4, values in 0u8..4) {
             let head = Head {
                 job: JobId([7; 32]),
                 view,
@@ -186,6 +204,7 @@ mod tests {
                 marks: Marks { line: marks & 1 == 1, look: marks & 2 == 2 },
                 values,
                 samples: micro + 1,
+                row: micro,
             };
             let mut body = Vec::new();
             head.append(&mut body);

@@ -93,6 +93,8 @@ pub struct Judged {
 pub struct Profile {
     /// Microseconds of each block for a micro-batch of the job.
     pub blocks: Vec<BlockTime>,
+    /// The same for fewer samples, most samples last: small micro-batches are relatively dear.
+    pub fewer: Vec<Fewer>,
     /// Bytes that it may use for the job; 0: no limit was set.
     pub memory: u64,
     /// What its links to other peers carry, where anything was sent there.
@@ -134,15 +136,31 @@ pub struct BlockTime {
     pub backward_us: f32,
 }
 
+/// What all blocks take for fewer samples than a micro-batch has.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Fewer {
+    /// How many.
+    pub samples: u32,
+    /// Microseconds of each block.
+    pub blocks: Vec<BlockTime>,
+}
+
+/// Most sizes of micro-batches in a profile beside the whole one.
+pub const MAX_FEWER: usize = 4;
+
 impl Profile {
     /// Whether it can be of a model of `n_blocks` blocks: every number finite and none below zero.
     pub fn is_of(&self, n_blocks: u16) -> bool {
         let time = |us: f32| us.is_finite() && (0.0..=1e9).contains(&us);
-        self.blocks.len() == usize::from(n_blocks)
-            && self
-                .blocks
-                .iter()
-                .all(|block| time(block.forward_us) && time(block.backward_us))
+        let are_sound = |blocks: &[BlockTime]| {
+            let mut all = blocks.iter();
+            blocks.len() == usize::from(n_blocks)
+                && all.all(|block| time(block.forward_us) && time(block.backward_us))
+        };
+        are_sound(&self.blocks)
+            && self.fewer.len() <= MAX_FEWER
+            && self.fewer.is_sorted_by(|a, b| a.samples < b.samples)
+            && self.fewer.iter().all(|fewer| fewer.samples > 0 && are_sound(&fewer.blocks))
             && self.rates.len() <= MAX_MEMBERS
             && self
                 .data
@@ -168,9 +186,9 @@ pub struct View {
 }
 
 impl View {
-    /// Whether it is one for a model of `n_blocks` blocks.
-    pub fn is_of(&self, n_blocks: u16) -> bool {
-        self.plan.check(n_blocks).is_ok()
+    /// Whether it is one for a model of `n_blocks` blocks and micro-batches of `rows` samples, 0 if they differ.
+    pub fn is_of(&self, n_blocks: u16, rows: u32) -> bool {
+        self.plan.check(n_blocks, rows).is_ok()
             && self.members.len() <= MAX_MEMBERS
             && self.members.is_sorted_by(|a, b| a < b)
             && self.plan.hosts().all(|host| self.has(host))

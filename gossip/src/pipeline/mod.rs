@@ -12,6 +12,8 @@ pub mod plan;
 pub mod copies;
 pub mod chain;
 pub mod frame;
+pub mod group;
+pub mod reduction;
 pub mod values;
 pub mod links;
 pub mod message;

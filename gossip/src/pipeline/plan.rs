@@ -1,4 +1,4 @@
-//! A plan: which peer hosts which blocks of the model, in the order of the chain.
+//! A plan: which peers host which blocks of the model, in the order of the chain.
 //!
 //! What travels is checked here once; everything else may rely on a plan that covers the model without gaps.
 
@@ -16,13 +16,77 @@ pub const MAX_STAGES: usize = 64;
 /// A run of neighbouring blocks, first to one past the last.
 pub type Blocks = Range<u16>;
 
-/// One stage and its host.
+/// One host of a stage, and what it computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Who.
+    pub peer: PeerId,
+    /// Its samples of each micro-batch; of a stage with one host it is all, whatever this says.
+    pub samples: u32,
+}
+
+/// How the hosts of a stage add their gradients up. Both ways add in the order of the members, so both give the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reduction {
+    /// Everybody sends all others its whole gradient, and adds all up: one delay, n - 1 gradients sent.
+    #[default]
+    Direct,
+    /// Each adds up its share of the pieces and sends the sums to the others: two delays, 2 (n - 1) / n gradients sent.
+    Shards,
+}
+
+/// One stage and its hosts: one, or a group that works data-parallel inside (Asteroid: Ye et al., MobiCom 2024).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
-    /// Who computes it.
-    pub host: PeerId,
+    /// Who computes it, in the order of their samples; the first one leads. Never empty in a checked plan.
+    pub members: Vec<Member>,
     /// Its blocks; never empty in a checked plan.
     pub blocks: Blocks,
+    /// Micro-batches between its forward and backward at most, where memory asks for fewer than the schedule takes.
+    pub in_flight: u32,
+    /// How its gradients are added up.
+    pub reduction: Reduction,
+}
+
+impl Stage {
+    /// A stage of one host, with as many micro-batches in flight as the schedule takes.
+    pub fn alone(host: PeerId, blocks: Blocks) -> Self {
+        Self {
+            members: vec![Member {
+                peer: host,
+                samples: 1,
+            }],
+            blocks,
+            in_flight: u32::MAX,
+            reduction: Reduction::Direct,
+        }
+    }
+
+    /// Its hosts.
+    pub fn hosts(&self) -> impl Iterator<Item = PeerId> + Clone + '_ {
+        self.members.iter().map(|member| member.peer)
+    }
+
+    /// The host that decides for all: the first one.
+    pub fn lead(&self) -> Option<PeerId> {
+        self.hosts().next()
+    }
+
+    /// Whether it has several hosts.
+    pub fn is_shared(&self) -> bool {
+        self.members.len() > 1
+    }
+
+    /// The samples of a micro-batch that the member of this number computes; of a stage with one host that is all of them.
+    pub fn rows(&self, member: usize) -> Range<u32> {
+        if !self.is_shared() {
+            return 0..u32::MAX;
+        }
+        let before = self.members.iter().take(member);
+        let first = before.fold(0u32, |sum, member| sum.saturating_add(member.samples));
+        let own = self.members.get(member).map_or(0, |member| member.samples);
+        first..first.saturating_add(own)
+    }
 }
 
 /// The stages, first to last.
@@ -49,17 +113,23 @@ pub enum PlanError {
         /// Blocks of the model.
         n_blocks: u16,
     },
-    /// A peer hosts two stages.
-    #[error("a peer hosts two stages in this plan")]
+    /// A peer hosts two stages, or a stage has no host.
+    #[error("a peer hosts two stages in this plan, or a stage has no host")]
     Host,
+    /// The hosts of a stage do not share out a micro-batch.
+    #[error("the hosts of a stage of this plan do not take the {rows} samples of a micro-batch between them")]
+    Samples {
+        /// Samples of a micro-batch; 0 where they have not all as many, and no stage can be shared.
+        rows: u32,
+    },
 }
 
 impl Plan {
-    /// Refuses a plan that is none for a model of `n_blocks` blocks.
+    /// Refuses a plan that is none for a model of `n_blocks` blocks and micro-batches of `rows` samples, 0 if they differ.
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn check(&self, n_blocks: u16) -> Result<(), PlanError> {
+    pub fn check(&self, n_blocks: u16, rows: u32) -> Result<(), PlanError> {
         let got = self.stages.len();
         if !(1..=MAX_STAGES).contains(&got) {
             return Err(PlanError::Stages { got });
@@ -70,36 +140,56 @@ impl Plan {
                 return Err(PlanError::Blocks { n_blocks });
             }
             next = stage.blocks.end;
+            let samples = stage.members.iter().map(|member| u64::from(member.samples));
+            let takes_all = samples.clone().all(|samples| samples > 0)
+                && samples.sum::<u64>() == u64::from(rows);
+            if stage.is_shared() && !takes_all {
+                return Err(PlanError::Samples { rows });
+            }
+            if stage.members.is_empty() || stage.in_flight == 0 {
+                return Err(PlanError::Host);
+            }
         }
         if next != n_blocks {
             return Err(PlanError::Blocks { n_blocks });
         }
         let mut hosts: Vec<PeerId> = self.hosts().collect();
+        let n_hosts = hosts.len();
         hosts.sort_unstable();
         hosts.dedup();
-        if hosts.len() == got {
+        if hosts.len() == n_hosts {
             Ok(())
         } else {
             Err(PlanError::Host)
         }
     }
 
-    /// The hosts, first stage to last.
+    /// All hosts, first stage to last.
     pub fn hosts(&self) -> impl Iterator<Item = PeerId> + '_ {
-        self.stages.iter().map(|stage| stage.host)
+        self.stages.iter().flat_map(Stage::hosts)
+    }
+
+    /// The host that decides what is done when: the first one of the first stage.
+    pub fn lead(&self) -> Option<PeerId> {
+        self.stages.first().and_then(Stage::lead)
     }
 
     /// The stage that `peer` hosts: its number and blocks.
     pub fn stage_of(&self, peer: PeerId) -> Option<(usize, &Stage)> {
         let mut stages = self.stages.iter().enumerate();
-        stages.find(|(_, stage)| stage.host == peer)
+        stages.find(|(_, stage)| stage.hosts().any(|host| host == peer))
     }
 
     /// Who hosts `block`.
-    pub fn host_of(&self, block: u16) -> Option<PeerId> {
+    pub fn hosts_of(&self, block: u16) -> impl Iterator<Item = PeerId> + '_ {
         let mut stages = self.stages.iter();
-        let stage = stages.find(|stage| stage.blocks.contains(&block))?;
-        Some(stage.host)
+        let stage = stages.find(|stage| stage.blocks.contains(&block));
+        stage.into_iter().flat_map(Stage::hosts)
+    }
+
+    /// Whether `peer` hosts `block`.
+    pub fn hosts_block(&self, peer: PeerId, block: u16) -> bool {
+        self.hosts_of(block).any(|host| host == peer)
     }
 }
 
@@ -107,34 +197,75 @@ impl Plan {
 mod tests {
     use super::*;
 
+    fn peer(n: u8) -> PeerId {
+        PeerId([n; 32])
+    }
+
     fn plan(cuts: &[(u8, Blocks)]) -> Plan {
-        let stage = |(host, blocks): &(u8, Blocks)| Stage {
-            host: PeerId([*host; 32]),
-            blocks: blocks.clone(),
-        };
+        let stage = |(host, blocks): &(u8, Blocks)| Stage::alone(peer(*host), blocks.clone());
         Plan {
             stages: cuts.iter().map(stage).collect(),
         }
     }
 
-    #[test]
-    fn a_plan_covers_the_model_once_and_names_each_host_once() {
-        assert_eq!(plan(&[(1, 0..3), (2, 3..4)]).check(4), Ok(()));
-        assert_eq!(plan(&[]).check(4), Err(PlanError::Stages { got: 0 }));
-        let gap = Err(PlanError::Blocks { n_blocks: 4 });
-        assert_eq!(plan(&[(1, 0..2), (2, 3..4)]).check(4), gap);
-        assert_eq!(plan(&[(1, 0..3), (2, 2..4)]).check(4), gap);
-        assert_eq!(plan(&[(1, 0..3), (2, 3..3)]).check(4), gap);
-        assert_eq!(plan(&[(1, 0..5)]).check(4), gap);
-        assert_eq!(plan(&[(1, 0..3), (1, 3..4)]).check(4), Err(PlanError::Host));
+    fn shared(blocks: Blocks, samples: &[(u8, u32)]) -> Stage {
+        let member = |(n, samples): &(u8, u32)| Member {
+            peer: peer(*n),
+            samples: *samples,
+        };
+        Stage {
+            members: samples.iter().map(member).collect(),
+            ..Stage::alone(peer(0), blocks)
+        }
     }
 
     #[test]
-    fn a_block_has_one_host() {
-        let plan = plan(&[(1, 0..3), (2, 3..4)]);
-        assert_eq!(plan.host_of(3), Some(PeerId([2; 32])));
-        assert_eq!(plan.host_of(4), None);
-        assert_eq!(plan.stage_of(PeerId([2; 32])).map(|(n, _)| n), Some(1));
-        assert_eq!(plan.stage_of(PeerId([3; 32])), None);
+    fn a_plan_covers_the_model_once_and_names_each_host_once() {
+        assert_eq!(plan(&[(1, 0..3), (2, 3..4)]).check(4, 0), Ok(()));
+        assert_eq!(plan(&[]).check(4, 8), Err(PlanError::Stages { got: 0 }));
+        let gap = Err(PlanError::Blocks { n_blocks: 4 });
+        assert_eq!(plan(&[(1, 0..2), (2, 3..4)]).check(4, 8), gap);
+        assert_eq!(plan(&[(1, 0..3), (2, 2..4)]).check(4, 8), gap);
+        assert_eq!(plan(&[(1, 0..3), (2, 3..3)]).check(4, 8), gap);
+        assert_eq!(plan(&[(1, 0..5)]).check(4, 8), gap);
+        let twice = plan(&[(1, 0..3), (1, 3..4)]);
+        assert_eq!(twice.check(4, 8), Err(PlanError::Host));
+    }
+
+    #[test]
+    fn the_hosts_of_a_stage_take_a_micro_batch_between_them() {
+        let check = |samples: &[(u8, u32)], rows| {
+            let stages = vec![shared(0..4, samples)];
+            Plan { stages }.check(4, rows)
+        };
+        assert_eq!(check(&[(1, 5), (2, 3)], 8), Ok(()));
+        let refused = |rows| Err(PlanError::Samples { rows });
+        assert_eq!(check(&[(1, 5), (2, 3)], 7), refused(7));
+        assert_eq!(check(&[(1, 5), (2, 3)], 0), refused(0));
+        assert_eq!(check(&[(1, 8), (2, 0)], 8), refused(8));
+        assert_eq!(check(&[(1, u32::MAX), (2, 9)], 8), refused(8));
+        assert_eq!(check(&[(1, 4), (1, 4)], 8), Err(PlanError::Host));
+        assert_eq!(check(&[], 8), Err(PlanError::Host));
+    }
+
+    #[test]
+    fn samples_lie_in_a_stage_in_the_order_of_its_hosts() {
+        let stage = shared(0..1, &[(4, 5), (2, 3)]);
+        assert_eq!((stage.rows(0), stage.rows(1)), (0..5, 5..8));
+        assert_eq!(stage.lead(), Some(peer(4)));
+        assert_eq!(Stage::alone(peer(1), 0..1).rows(0), 0..u32::MAX);
+    }
+
+    #[test]
+    fn a_block_has_the_hosts_of_its_stage() {
+        let plan = Plan {
+            stages: vec![shared(0..3, &[(1, 2), (4, 2)]), Stage::alone(peer(2), 3..4)],
+        };
+        assert_eq!(plan.hosts_of(0).collect::<Vec<_>>(), [peer(1), peer(4)]);
+        assert!(plan.hosts_block(peer(2), 3) && !plan.hosts_block(peer(2), 2));
+        assert_eq!(plan.hosts_of(4).count(), 0);
+        assert_eq!(plan.stage_of(peer(2)).map(|(n, _)| n), Some(1));
+        assert_eq!(plan.stage_of(peer(3)), None);
+        assert_eq!(plan.lead(), Some(peer(1)));
     }
 }

@@ -59,8 +59,7 @@ impl Agreement {
             return;
         }
         let Some(view) = &self.view else { return };
-        let is_first = view.plan.hosts().next() == Some(self.me);
-        if is_first && self.fed == Some(view.stamp) {
+        if view.plan.lead() == Some(self.me) && self.fed == Some(view.stamp) {
             self.chose_last = true;
             self.outputs.push_back(Output::ChooseLastStep);
         }

@@ -37,6 +37,8 @@ use wants::Wants;
 pub struct Config {
     /// Blocks of the model.
     pub n_blocks: u16,
+    /// Samples of each micro-batch where all have as many, so that stages can be shared; else 0.
+    pub rows: u32,
     /// Peers that must be ready before the first step.
     pub start_peers: usize,
     /// Copies of each stage beside its host's own.
@@ -53,6 +55,8 @@ pub struct Config {
     /// Whether a block at a step is the same whoever made it, as where training is synchronous. If not, copies of steps beyond
     /// the line that a view goes back to are dropped, by the agreement and by its driver ([`Output::Halt`]).
     pub is_exact: bool,
+    /// Whether the first stage is ahead of the others by steps, as where training is asynchronous.
+    pub overlaps: bool,
     /// How often peers beat, and how long silence is tolerated.
     pub membership: membership::Config,
 }
@@ -86,6 +90,7 @@ impl Config {
     pub fn new(n_blocks: u16) -> Self {
         Self {
             n_blocks,
+            rows: 0,
             start_peers: 1,
             copies: 2,
             global_every: None,
@@ -93,6 +98,7 @@ impl Config {
             cutting: Cutting::default(),
             is_seeded: true,
             is_exact: true,
+            overlaps: false,
             membership: MEMBERSHIP,
         }
     }
@@ -257,7 +263,7 @@ impl Agreement {
             Input::Beat(peer, beat) => self.on_beat(peer, beat),
             Input::View(peer, view) => {
                 self.membership.heard(now, peer);
-                if view.is_of(self.config.n_blocks) {
+                if view.is_of(self.config.n_blocks, self.config.rows) {
                     self.adopt(view);
                 }
             }

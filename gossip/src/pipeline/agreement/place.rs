@@ -108,12 +108,8 @@ impl Agreement {
                 Some(_) => {}
             }
         }
-        let is_first = view
-            .plan
-            .stages
-            .first()
-            .is_some_and(|first| first.host == self.me);
-        if is_first && self.fed != Some(view.stamp) && self.is_in_effect(&view) {
+        let leads = view.plan.lead() == Some(self.me);
+        if leads && self.fed != Some(view.stamp) && self.is_in_effect(&view) {
             self.fed = Some(view.stamp);
             let until = self.own.last_step;
             self.outputs.push_back(Output::Feed {
@@ -129,10 +125,11 @@ impl Agreement {
             return true;
         };
         let last = view.plan.stages.len() - 1;
-        let is_near = |other: usize| other.abs_diff(at) == 1 || other.abs_diff(at) == last;
-        let others = view.plan.hosts().enumerate();
-        let mut near = others.filter(|(other, host)| is_near(*other) && *host != self.me);
-        near.all(|(_, host)| self.membership.is_connected(host))
+        let is_near = |other: usize| other.abs_diff(at) <= 1 || other.abs_diff(at) == last;
+        let stages = view.plan.stages.iter().enumerate();
+        let near = stages.filter(|(other, _)| is_near(*other));
+        let mut hosts = near.flat_map(|(_, stage)| stage.hosts());
+        hosts.all(|host| host == self.me || self.membership.is_connected(host))
     }
 
     /// Whether the own stage of the view before has come to the line `from`: until then others need its work.
@@ -205,7 +202,7 @@ mod tests {
     impl Planner for One {
         fn plan(&self, candidates: &[Candidate]) -> Result<Planned, String> {
             let host = candidates[0].peer;
-            let stages = vec![Stage { host, blocks: 0..4 }];
+            let stages = vec![Stage::alone(host, 0..4)];
             Ok(Planned {
                 plan: Plan { stages },
                 step_us: 1e5,
@@ -237,10 +234,7 @@ mod tests {
     }
 
     fn view(number: u64, cut: u16, from: u64, after: Option<Stamp>) -> Arc<View> {
-        let stage = |n, blocks| Stage {
-            host: peer(n),
-            blocks,
-        };
+        let stage = |n, blocks| Stage::alone(peer(n), blocks);
         Arc::new(View {
             stamp: Stamp {
                 number,

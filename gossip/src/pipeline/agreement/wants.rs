@@ -160,7 +160,10 @@ impl Agreement {
     }
 
     fn want_of(&self, step: u64, block: u16, is_urgent: bool) -> Option<Want> {
-        let host = self.view.as_ref().and_then(|view| view.plan.host_of(block));
+        let hosts_it = |peer: PeerId| {
+            let view = self.view.as_ref();
+            view.is_some_and(|view| view.plan.hosts_block(peer, block))
+        };
         let copies = self.copies();
         let mut holders: Vec<PeerId> = copies
             .holders(step, block)
@@ -175,7 +178,7 @@ impl Agreement {
             let rate = profile.and_then(|profile| links::measured(&profile.rates, self.me));
             Reverse(rate.unwrap_or(UNMEASURED_RATE).log2() as i32)
         };
-        holders.sort_by_key(|peer| (octave(*peer), Some(*peer) != host, *peer));
+        holders.sort_by_key(|peer| (octave(*peer), !hosts_it(*peer), *peer));
         let end = block.checked_add(1)?;
         (!holders.is_empty()).then_some(Want {
             step,

@@ -13,16 +13,23 @@
 //! of a frame names (vertical sync). An update follows each backward at once, so copies of one step are the weights after as
 //! many updates on all stages, and so is what looks judge: each stage waits for a look with those weights.
 //!
-//! Bound: what has arrived and is not used yet is at most [`Shape::window`] frames per kind; frames beyond are refused, and
+//! *Shared stages* (synchronous alone): each host takes its samples of every micro-batch, in pieces from whoever computed them.
+//! Before the update the gradients of all are added up. The lead of the first stage tells its fellows what is done after a step
+//! ([`Kind::Begin`]); held-out samples go from lead to lead, and fellows make no copy before theirs is through
+//! ([`Kind::Looked`]), so that a job does not end before its model is judged.
+//!
+//! Bound: what has arrived and is not used yet is at most [`Shape::window`] micro-batches per kind; frames beyond are refused, and
 //! with them every frame that does not belong to the steps in work.
 
 mod shape;
+#[cfg(test)]
+mod shared;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::frame::{Kind, Marks};
 
-pub use shape::{Shape, asynchronous_depth, depth};
+pub use shape::{Pieces, Shape, asynchronous_depth, depth};
 
 /// What a stage does. `P` is a frame's body.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +43,8 @@ pub enum Op<P> {
         micro: u32,
         /// Updates that the first stage's weights held for it.
         version: u64,
-        /// What came from the stage before.
-        input: Option<P>,
+        /// What came from the stage before: pieces, in the order of their samples.
+        input: Option<Vec<P>>,
     },
     /// The last stage: forward, loss and backward at once; sends the gradient back.
     Loss {
@@ -48,9 +55,9 @@ pub enum Op<P> {
         /// As above.
         version: u64,
         /// As above.
-        input: Option<P>,
-        /// From the first stage; none where that is this one.
-        labels: Option<P>,
+        input: Option<Vec<P>>,
+        /// From the first stage, in pieces; none where that is this one.
+        labels: Option<Vec<P>>,
     },
     /// Goes backward and sends the gradient back, unless it is the first stage.
     Backward {
@@ -58,8 +65,13 @@ pub enum Op<P> {
         step: u64,
         /// As above.
         micro: u32,
-        /// From the stage behind.
-        gradient: P,
+        /// From the stage behind, in pieces.
+        gradient: Vec<P>,
+    },
+    /// Adds the gradients of all hosts of the stage up, and says so with [`Flow::added`].
+    Add {
+        /// Steps made before the one it belongs to.
+        step: u64,
     },
     /// Makes the update; then `step` steps are made.
     Apply {
@@ -107,6 +119,19 @@ pub enum Refused {
     /// This stage takes no such frame.
     #[error("this stage takes no such frame")]
     Kind,
+    /// No piece begins there.
+    #[error("no piece of a micro-batch begins at sample {row}")]
+    Row {
+        /// Number of the sample.
+        row: u32,
+    },
+}
+
+/// The pieces of one micro-batch that are here, by their first sample.
+#[derive(Debug)]
+struct Arrived<P> {
+    version: u64,
+    pieces: BTreeMap<u32, P>,
 }
 
 /// See the module's header.
@@ -118,8 +143,12 @@ pub struct Flow<P> {
     backward: u64,
     applied: u64,
     /// By kind and global number.
-    arrived: BTreeMap<(Kind, u64), (u64, P)>,
+    arrived: BTreeMap<(Kind, u64), Arrived<P>>,
     marks: BTreeMap<u64, Marks>,
+    /// How far adding up is, of the step that all micro-batches are back of.
+    adding: Adding,
+    /// Steps after which the lead has looked.
+    looked: u64,
     /// Copies and looks that are due, in order.
     due: VecDeque<Due>,
     may_feed: bool,
@@ -134,7 +163,19 @@ pub struct Flow<P> {
 #[derive(Clone, Copy, Debug)]
 enum Due {
     Copy(u64),
-    Look { step: u64, next: u32 },
+    Look {
+        step: u64,
+        next: u32,
+    },
+    /// The lead looks after this step.
+    LeadsLook(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Adding {
+    NotBegun,
+    UnderWay,
+    Done,
 }
 
 impl<P> Flow<P> {
@@ -147,6 +188,8 @@ impl<P> Flow<P> {
             applied: from,
             arrived: BTreeMap::new(),
             marks: BTreeMap::new(),
+            adding: Adding::NotBegun,
+            looked: from,
             due: VecDeque::new(),
             may_feed: false,
             until: None,
@@ -225,42 +268,50 @@ impl<P> Flow<P> {
             || self.due.iter().any(|due| matches!(due, Due::Look { .. }))
     }
 
+    /// The gradients of all hosts are added up.
+    pub fn added(&mut self) {
+        self.adding = Adding::Done;
+    }
+
     /// What is done after the step that `step` steps precede, for the head of its frames.
     pub fn marks(&self, step: u64) -> Marks {
         self.marks.get(&step).copied().unwrap_or_default()
     }
 
-    /// Takes a frame.
+    /// Takes a frame, with the number of its first sample in `row`.
     ///
     /// # Errors
     /// [`Refused`]; nothing has changed.
     pub fn arrive(
         &mut self,
         kind: Kind,
-        step: u64,
-        micro: u32,
+        (step, micro, row): (u64, u32, u32),
         version: u64,
         marks: Marks,
         body: P,
     ) -> Result<(), Refused> {
         let shape = &self.shape;
-        let fits = match kind {
-            Kind::Forward | Kind::LookForward => !shape.is_first(),
-            Kind::Backward => !shape.is_last(),
-            Kind::Labels | Kind::LookLabels => shape.is_last() && !shape.is_first(),
+        let wrong_step = Refused::Step {
+            step,
+            applied: self.applied,
         };
-        if !fits {
-            return Err(Refused::Kind);
+        let pieces = match kind {
+            Kind::Forward if !shape.is_first() => shape.pieces.forward.as_slice(),
+            Kind::Backward if !shape.is_last() => &shape.pieces.backward,
+            Kind::Labels if shape.is_last() && !shape.is_first() => &shape.pieces.labels,
+            Kind::LookForward if shape.leads() && !shape.is_first() => &[0],
+            Kind::LookLabels if shape.leads() && shape.is_last() && !shape.is_first() => &[0],
+            Kind::Begin | Kind::Looked => return self.heed(kind, step, marks),
+            _ => return Err(Refused::Kind),
+        };
+        if !pieces.contains(&row) {
+            return Err(Refused::Row { row });
         }
         let is_look = matches!(kind, Kind::LookForward | Kind::LookLabels);
         let per_step = u64::from(if is_look { shape.looks } else { shape.micro });
         if u64::from(micro) >= per_step {
             return Err(Refused::Micro { micro });
         }
-        let wrong_step = Refused::Step {
-            step,
-            applied: self.applied,
-        };
         let number = step
             .checked_mul(per_step)
             .and_then(|first| first.checked_add(u64::from(micro)))
@@ -278,14 +329,57 @@ impl<P> Flow<P> {
         if !in_work {
             return Err(wrong_step);
         }
-        if self.arrived.contains_key(&(kind, number)) {
+        let arrived = self.arrived.entry((kind, number)).or_insert_with(|| Arrived {
+            version,
+            pieces: BTreeMap::new(),
+        });
+        if arrived.pieces.contains_key(&row) {
             return Err(Refused::Twice);
         }
+        arrived.pieces.insert(row, body);
         if kind == Kind::Forward {
             self.marks.insert(step, marks);
         }
-        self.arrived.insert((kind, number), (version, body));
         Ok(())
+    }
+
+    /// What the lead of the stage says.
+    fn heed(&mut self, kind: Kind, step: u64, marks: Marks) -> Result<(), Refused> {
+        let shape = &self.shape;
+        if shape.leads() || (kind == Kind::Begin && !shape.is_first()) {
+            return Err(Refused::Kind);
+        }
+        if !(self.applied..=self.applied.saturating_add(1)).contains(&step) {
+            let applied = self.applied;
+            return Err(Refused::Step { step, applied });
+        }
+        match kind {
+            Kind::Begin => drop(self.marks.insert(step, marks)),
+            _ => self.looked = self.looked.max(step),
+        }
+        Ok(())
+    }
+
+    /// Whether all pieces of a micro-batch are here.
+    fn is_here(&self, kind: Kind, number: u64) -> bool {
+        let pieces = &self.shape.pieces;
+        let n = match kind {
+            Kind::Forward => pieces.forward.len(),
+            Kind::Backward => pieces.backward.len(),
+            Kind::Labels => pieces.labels.len(),
+            _ => 1,
+        };
+        let arrived = self.arrived.get(&(kind, number));
+        arrived.is_some_and(|arrived| arrived.pieces.len() == n)
+    }
+
+    /// Takes the pieces of a micro-batch once all are here, with its version.
+    fn take(&mut self, kind: Kind, number: u64) -> Option<(u64, Vec<P>)> {
+        if !self.is_here(kind, number) {
+            return None;
+        }
+        let arrived = self.arrived.remove(&(kind, number))?;
+        Some((arrived.version, arrived.pieces.into_values().collect()))
     }
 
     /// What can be done now, if anything. The caller does it before it asks again.
@@ -298,10 +392,21 @@ impl<P> Flow<P> {
                 }
                 // Nothing else is done until all of it has come: what is judged, and copied then, is of this step.
                 Due::Look { step, next } => return self.look(step, next),
+                Due::LeadsLook(step) if self.looked >= step => {
+                    self.due.pop_front();
+                    return self.next_op();
+                }
+                Due::LeadsLook(_) => return None,
             }
         }
         let micro = u64::from(self.shape.micro);
         if self.backward / micro > self.applied {
+            if self.shape.is_shared() && self.adding != Adding::Done {
+                let has_begun = std::mem::replace(&mut self.adding, Adding::UnderWay);
+                let step = self.applied;
+                return (has_begun == Adding::NotBegun).then_some(Op::Add { step });
+            }
+            self.adding = Adding::NotBegun;
             self.step_made();
             return Some(Op::Apply { step: self.applied });
         }
@@ -312,7 +417,7 @@ impl<P> Flow<P> {
             return Some(op);
         }
         if self.backward < self.forward
-            && let Some((_, gradient)) = self.arrived.remove(&(Kind::Backward, self.backward))
+            && let Some((_, gradient)) = self.take(Kind::Backward, self.backward)
         {
             let (step, number) = (self.backward / micro, (self.backward % micro) as u32);
             self.backward += 1;
@@ -335,27 +440,26 @@ impl<P> Flow<P> {
             return None;
         }
         let (version, input) = if self.shape.is_first() {
-            if !self.may_feed || self.until.is_some_and(|until| step >= until) {
-                return None;
-            }
-            if micro == 0 {
-                self.begin_step(step);
+            match self.shape.leads() {
+                true if !self.may_feed || self.until.is_some_and(|until| step >= until) => {
+                    return None;
+                }
+                true if micro == 0 => self.begin_step(step),
+                true => {}
+                // The lead has not begun it.
+                false if !self.marks.contains_key(&step) => return None,
+                false => {}
             }
             (self.applied, None)
         } else {
-            let is_here = self.arrived.contains_key(&(Kind::Forward, self.forward));
-            let has_labels =
-                !self.shape.is_last() || self.arrived.contains_key(&(Kind::Labels, self.forward));
-            if !is_here || !has_labels {
+            if self.shape.is_last() && !self.is_here(Kind::Labels, self.forward) {
                 return None;
             }
-            let (version, input) = self.arrived.remove(&(Kind::Forward, self.forward))?;
+            let (version, input) = self.take(Kind::Forward, self.forward)?;
             (version, Some(input))
         };
-        let labels = self
-            .arrived
-            .remove(&(Kind::Labels, self.forward))
-            .map(|(_, labels)| labels);
+        let labels = self.take(Kind::Labels, self.forward);
+        let labels = labels.map(|(_, labels)| labels);
         self.forward += 1;
         if !self.shape.is_last() {
             return Some(Op::Forward {
@@ -395,7 +499,10 @@ impl<P> Flow<P> {
         // A look comes first: once the last line is copied everywhere, the job is over.
         if marks.look && self.shape.looks > 0 {
             let step = self.applied;
-            self.due.push_back(Due::Look { step, next: 0 });
+            self.due.push_back(match self.shape.leads() {
+                true => Due::Look { step, next: 0 },
+                false => Due::LeadsLook(step),
+            });
         }
         if marks.line {
             self.due.push_back(Due::Copy(self.applied));
@@ -404,23 +511,16 @@ impl<P> Flow<P> {
 
     fn look(&mut self, step: u64, next: u32) -> Option<Op<P>> {
         let number = step * u64::from(self.shape.looks) + u64::from(next);
-        let mut input = None;
-        let mut labels = None;
+        let (mut input, mut labels) = (None, None);
         if !self.shape.is_first() {
-            let needs_labels = self.shape.is_last();
-            if !self.arrived.contains_key(&(Kind::LookForward, number))
-                || (needs_labels && !self.arrived.contains_key(&(Kind::LookLabels, number)))
-            {
+            let has_labels = !self.shape.is_last() || self.is_here(Kind::LookLabels, number);
+            if !has_labels {
                 return None;
             }
-            input = self
-                .arrived
-                .remove(&(Kind::LookForward, number))
-                .map(|(_, body)| body);
-            labels = self
-                .arrived
-                .remove(&(Kind::LookLabels, number))
-                .map(|(_, body)| body);
+            // It comes in one piece.
+            let whole = |taken: Option<(u64, Vec<P>)>| taken.and_then(|(_, mut all)| all.pop());
+            input = Some(whole(self.take(Kind::LookForward, number))?);
+            labels = whole(self.take(Kind::LookLabels, number));
         }
         if next + 1 == self.shape.looks {
             self.due.pop_front();
@@ -450,6 +550,9 @@ mod tests {
             asynchronous: false,
             looks: 2,
             line_every: 2,
+            member: 0,
+            n_members: 1,
+            pieces: Pieces::default(),
         }
     }
 
@@ -487,13 +590,13 @@ mod tests {
                     Op::Backward { step, micro, .. } | Op::Look { step, micro, .. } => {
                         (*step, *micro, 0)
                     }
-                    Op::Apply { step } | Op::Copy { step } => (*step, 0, 0),
+                    Op::Apply { step } | Op::Copy { step } | Op::Add { step } => (*step, 0, 0),
                 };
                 let (step, micro, version) = step_of(&op);
                 let marks = flows[i].marks(step);
                 let mut send = |to: usize, kind| {
                     flows[to]
-                        .arrive(kind, step, micro, version, marks, 0)
+                        .arrive(kind, (step, micro, 0), version, marks, 0)
                         .unwrap()
                 };
                 match &op {
@@ -524,6 +627,7 @@ mod tests {
                         did[i].push(format!("A{step}"));
                     }
                     Op::Copy { step } => did[i].push(format!("C{step}")),
+                    Op::Add { .. } => unreachable!("no stage is shared"),
                 }
             }
             if idle {
@@ -574,7 +678,9 @@ mod tests {
         let forwards = std::iter::from_fn(|| first.next_op()).count();
         assert_eq!(forwards, 5);
         for micro in 0..3 {
-            first.arrive(Kind::Backward, 4, micro, 4, NONE, 0).unwrap();
+            first
+                .arrive(Kind::Backward, (4, micro, 0), 4, NONE, 0)
+                .unwrap();
         }
         assert!(
             matches!(
@@ -620,7 +726,7 @@ mod tests {
         first.feed();
         let mut n_labels = 0;
         while let Some(Op::Forward { step, .. }) = first.next_op() {
-            last.arrive(Kind::Labels, step, 0, 0, NONE, 0).unwrap();
+            last.arrive(Kind::Labels, (step, 0, 0), 0, NONE, 0).unwrap();
             n_labels += 1;
         }
         assert_eq!(n_labels, 6);
@@ -670,7 +776,7 @@ mod tests {
     #[test]
     fn frames_that_do_not_belong_are_refused() {
         let mut last: Flow<u64> = Flow::new(shape(1, 2, 2), 7);
-        let mut arrive = |kind, step, micro| last.arrive(kind, step, micro, step, NONE, 0);
+        let mut arrive = |kind, step, micro| last.arrive(kind, (step, micro, 0), step, NONE, 0);
         assert_eq!(arrive(Kind::Forward, 7, 0), Ok(()));
         assert_eq!(arrive(Kind::Forward, 7, 0), Err(Refused::Twice));
         assert_eq!(
@@ -699,6 +805,9 @@ mod tests {
             })
         );
         assert_eq!(arrive(Kind::Backward, 7, 0), Err(Refused::Kind));
+        assert_eq!(arrive(Kind::Begin, 7, 0), Err(Refused::Kind));
+        let row = Err(Refused::Row { row: 3 });
+        assert_eq!(last.arrive(Kind::Forward, (7, 1, 3), 7, NONE, 0), row);
     }
 
     #[test]
@@ -716,7 +825,9 @@ mod tests {
         })
         .collect();
         assert_eq!(versions, [0, 0, 0], "three go forward before one is back");
-        first.arrive(Kind::Backward, 0, 0, 0, NONE, 0).unwrap();
+        first
+            .arrive(Kind::Backward, (0, 0, 0), 0, NONE, 0)
+            .unwrap();
         assert!(matches!(
             first.next_op(),
             Some(Op::Backward { step: 0, .. })

@@ -1,7 +1,9 @@
 //! What kind of pipeline a flow is in, and how many micro-batches are on their way at once.
 
-/// What kind of pipeline, seen from one stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+use super::super::group::{Piece, Place};
+
+/// What kind of pipeline, seen from one host of a stage.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Number of the stage, from 0.
     pub stage: usize,
@@ -17,6 +19,46 @@ pub struct Shape {
     pub looks: u32,
     /// Steps between two lines.
     pub line_every: u64,
+    /// Number of this host in its stage's group; the first one leads.
+    pub member: usize,
+    /// Hosts of the stage.
+    pub n_members: usize,
+    /// In which pieces micro-batches come.
+    pub pieces: Pieces,
+}
+
+/// First samples of the pieces in which a micro-batch comes, ascending.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// From the stage before.
+    pub forward: Vec<u32>,
+    /// From the stage behind.
+    pub backward: Vec<u32>,
+    /// Of labels, from the first stage.
+    pub labels: Vec<u32>,
+}
+
+impl Default for Pieces {
+    /// Whole ones.
+    fn default() -> Self {
+        Self {
+            forward: vec![0],
+            backward: vec![0],
+            labels: vec![0],
+        }
+    }
+}
+
+impl Pieces {
+    /// Of a host that stands there.
+    pub fn of(place: &Place) -> Self {
+        let first = |pieces: &[Piece]| pieces.iter().map(|piece| piece.rows.start).collect();
+        Self {
+            forward: first(&place.before),
+            backward: first(&place.behind),
+            labels: first(&place.labels),
+        }
+    }
 }
 
 impl Shape {
@@ -28,6 +70,15 @@ impl Shape {
 
     pub(super) fn is_first(&self) -> bool {
         self.stage == 0
+    }
+
+    /// Whether this host decides for its stage.
+    pub(super) fn leads(&self) -> bool {
+        self.member == 0
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        self.n_members > 1
     }
 
     pub(super) fn is_last(&self) -> bool {

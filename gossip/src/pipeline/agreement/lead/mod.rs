@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::super::links;
 use super::super::message::{self, Standing, View};
-use super::super::plan::{Plan, Stage};
+use super::super::plan::{Member, Plan, Stage};
 use super::{Agreement, Candidate, Cutting, Planned};
 use crate::ids::PeerId;
 use crate::time::Tick;
@@ -224,8 +224,11 @@ impl Agreement {
 
     /// How long the blocks that change hands are on their way, at worst one after the other.
     fn move_time(&self, old: &Plan, new: &Plan, candidates: &[Candidate]) -> Duration {
-        let moved =
-            (0..self.config.n_blocks).filter(|block| old.host_of(*block) != new.host_of(*block));
+        let is_moved = |block: &u16| {
+            let mut hosts = new.hosts_of(*block);
+            hosts.any(|host| !old.hosts_block(host, *block))
+        };
+        let moved = (0..self.config.n_blocks).filter(is_moved);
         self.time_of(moved, candidates)
     }
 
@@ -321,10 +324,17 @@ impl Agreement {
         let mut orphaned = None;
         for stage in &view.plan.stages {
             let first = *orphaned.get_or_insert(stage.blocks.start);
-            if lives(stage.host) {
+            // What a lost host of a shared stage computed, its first fellow computes.
+            let (mut members, lost): (Vec<Member>, Vec<Member>) = stage
+                .members
+                .iter()
+                .partition(|member| lives(member.peer));
+            if let Some(lead) = members.first_mut() {
+                lead.samples += lost.iter().map(|member| member.samples).sum::<u32>();
                 stages.push(Stage {
-                    host: stage.host,
+                    members,
                     blocks: first..stage.blocks.end,
+                    ..stage.clone()
                 });
                 orphaned = None;
             }
@@ -332,12 +342,14 @@ impl Agreement {
         if let Some(last) = stages.last_mut() {
             last.blocks.end = self.config.n_blocks;
         }
-        let first = stages.first()?.host;
-        let has_data = candidates
-            .iter()
-            .any(|candidate| candidate.peer == first && candidate.has_data);
+        let has_data = |host: PeerId| {
+            let mut all = candidates.iter();
+            all.any(|candidate| candidate.peer == host && candidate.has_data)
+        };
+        let all_have_data = stages.first()?.hosts().all(has_data);
         let plan = Plan { stages };
-        (has_data && plan.check(self.config.n_blocks).is_ok()).then_some(plan)
+        let is_sound = plan.check(self.config.n_blocks, self.config.rows).is_ok();
+        (all_have_data && is_sound).then_some(plan)
     }
 
     fn propose(&mut self, plan: Plan, from: u64, after: Option<Stamp>) {
@@ -361,7 +373,7 @@ impl Agreement {
             from,
             after,
         });
-        if !view.is_of(self.config.n_blocks) {
+        if !view.is_of(self.config.n_blocks, self.config.rows) {
             return;
         }
         self.adopt(Arc::clone(&view));

@@ -109,9 +109,12 @@ impl Agreement {
         self.lead.misjudged = off > CHANGED;
         if off <= MISJUDGED {
             for stage in &view.plan.stages {
-                let host = (self.lead.decided.get(&stage.host), now.get(&stage.host));
-                if let (Some(decided), Some(now)) = host {
-                    self.lead.factors.learn(stage.blocks.clone(), now / decided);
+                let of = |host: PeerId| Some(now.get(&host)? / self.lead.decided.get(&host)?);
+                // Of a shared stage all hosts say how its blocks were misjudged: their mean.
+                let factors: Vec<f32> = stage.hosts().filter_map(of).collect();
+                if !factors.is_empty() {
+                    let mean = factors.iter().sum::<f32>() / factors.len() as f32;
+                    self.lead.factors.learn(stage.blocks.clone(), mean);
                 }
             }
         }
@@ -136,10 +139,11 @@ impl Agreement {
             let rate = links::measured(&from.profile.as_ref()?.rates, to);
             Some(rate.unwrap_or(UNMEASURED_RATE))
         };
-        let hosts: Vec<PeerId> = view.plan.hosts().collect();
-        let both_ways = hosts
-            .windows(2)
-            .flat_map(|pair| [rate(pair[0], pair[1]), rate(pair[1], pair[0])]);
+        let pairs = view.plan.stages.windows(2).flat_map(|stages| {
+            let (near, far) = (stages[0].hosts(), stages[1].hosts());
+            near.flat_map(move |near| far.clone().map(move |far| (near, far)))
+        });
+        let both_ways = pairs.flat_map(|(near, far)| [rate(near, far), rate(far, near)]);
         let now: Vec<f64> = both_ways
             .map(|rate| rate.unwrap_or(UNMEASURED_RATE))
             .collect();
@@ -176,9 +180,9 @@ impl Agreement {
         let notice = NOTICE + move_time.min(MOST_NOTICE);
         let steps = (notice.as_micros() as f64 / step_us).ceil().clamp(1.0, 1e6) as u64;
         // Where steps overlap the first stage is ahead of the others by what is on its way, transfers included.
-        let ahead = match self.config.is_exact {
-            true => 0,
-            false => 2 * view.plan.stages.len() as u64,
+        let ahead = match self.config.overlaps {
+            false => 0,
+            true => 2 * view.plan.stages.len() as u64,
         };
         let line = self.step() + UNMARKED + steps + ahead;
         if self.own.last_step.is_none_or(|last| line < last) {
@@ -242,7 +246,7 @@ mod tests {
 
     impl Planner for ByLink {
         fn plan(&self, candidates: &[Candidate]) -> Result<Planned, String> {
-            let stage = |host, blocks| Stage { host, blocks };
+            let stage = Stage::alone;
             let cuts = [
                 vec![stage(ME, 0..2), stage(OTHER, 2..4)],
                 vec![stage(ME, 0..4)],
