@@ -13,12 +13,19 @@ use crate::ids::PeerId;
 /// are standbys.
 pub fn keepers(plan: &Plan, members: &[PeerId], number: usize, copies: usize) -> Vec<PeerId> {
     let n = plan.stages.len();
-    let own = plan.stages.get(number).map_or(1, |stage| stage.members.len());
+    let own = plan
+        .stages
+        .get(number)
+        .map_or(1, |stage| stage.members.len());
     // Neighbours of a shared stage take turns, so that no one of them keeps all.
     let hosts = |stage: usize| {
         let hosts: Vec<PeerId> = plan.stages[stage].hosts().collect();
         let first = number % hosts.len().max(1);
-        hosts.into_iter().cycle().skip(first).take(plan.stages[stage].members.len())
+        hosts
+            .into_iter()
+            .cycle()
+            .skip(first)
+            .take(plan.stages[stage].members.len())
     };
     let mut behind = (1..n).flat_map(|i| hosts((number + i) % n));
     let all: Vec<PeerId> = plan.hosts().collect();

@@ -160,7 +160,10 @@ impl Profile {
         are_sound(&self.blocks)
             && self.fewer.len() <= MAX_FEWER
             && self.fewer.is_sorted_by(|a, b| a.samples < b.samples)
-            && self.fewer.iter().all(|fewer| fewer.samples > 0 && are_sound(&fewer.blocks))
+            && self
+                .fewer
+                .iter()
+                .all(|fewer| fewer.samples > 0 && are_sound(&fewer.blocks))
             && self.rates.len() <= MAX_MEMBERS
             && self
                 .data

@@ -117,7 +117,9 @@ pub enum PlanError {
     #[error("a peer hosts two stages in this plan, or a stage has no host")]
     Host,
     /// The hosts of a stage do not share out a micro-batch.
-    #[error("the hosts of a stage of this plan do not take the {rows} samples of a micro-batch between them")]
+    #[error(
+        "the hosts of a stage of this plan do not take the {rows} samples of a micro-batch between them"
+    )]
     Samples {
         /// Samples of a micro-batch; 0 where they have not all as many, and no stage can be shared.
         rows: u32,

@@ -200,7 +200,9 @@ impl<P> Adding<P> {
         }
         let complete = |piece: &u32| {
             let others = (0..n).filter(|host| *host != me);
-            others.clone().all(|host| pieces.parts.contains_key(&(*piece, host)))
+            others
+                .clone()
+                .all(|host| pieces.parts.contains_key(&(*piece, host)))
         };
         let mut begun: Vec<u32> = pieces.parts.keys().map(|(piece, _)| *piece).collect();
         begun.dedup();
@@ -223,9 +225,8 @@ mod tests {
         let value = |host: usize, at: usize, step: u64| {
             1.0 / (3.0 + host as f32 * 7.0 + at as f32 + step as f32 * 0.1)
         };
-        let mut hosts: Vec<Adding<Vec<f32>>> = (0..n)
-            .map(|me| Adding::new((me, n), way, len, 0))
-            .collect();
+        let mut hosts: Vec<Adding<Vec<f32>>> =
+            (0..n).map(|me| Adding::new((me, n), way, len, 0)).collect();
         for host in &mut hosts {
             host.piece = 3;
         }
@@ -237,7 +238,10 @@ mod tests {
                 let own: Vec<f32> = (0..len).map(|at| value(me, at, step)).collect();
                 for piece in 0..host.n_pieces() {
                     let values = own[host.values(piece)].to_vec();
-                    mail.extend(host.takers(piece).map(|to| (to, me, piece, false, values.clone())));
+                    mail.extend(
+                        host.takers(piece)
+                            .map(|to| (to, me, piece, false, values.clone())),
+                    );
                 }
                 host.begin();
                 results[me] = own;
@@ -246,10 +250,15 @@ mod tests {
                 let at = order.next().unwrap() % mail.len();
                 let (to, from, piece, is_sum, values) = mail.swap_remove(at);
                 let host = &mut hosts[to];
-                host.arrive((step, piece), from, is_sum, values.clone()).unwrap();
+                host.arrive((step, piece), from, is_sum, values.clone())
+                    .unwrap();
                 assert_eq!(
                     host.arrive((step, piece), from, is_sum, values),
-                    if host.n_pieces() > 0 { Err(Refused::Twice) } else { Ok(()) }
+                    if host.n_pieces() > 0 {
+                        Err(Refused::Twice)
+                    } else {
+                        Ok(())
+                    }
                 );
                 while let Some(piece) = host.next_piece() {
                     match piece {
@@ -262,12 +271,16 @@ mod tests {
                             let mut sum = vec![0.0; own.len()];
                             for body in &bodies {
                                 let body = body.as_ref().unwrap_or(&own);
-                                sum.iter_mut().zip(body).for_each(|(sum, value)| *sum += value);
+                                sum.iter_mut()
+                                    .zip(body)
+                                    .for_each(|(sum, value)| *sum += value);
                             }
                             results[to][range].copy_from_slice(&sum);
                             if host.tells_sums() {
                                 let others = (0..n).filter(|other| *other != to);
-                                mail.extend(others.map(|other| (other, to, piece, true, sum.clone())));
+                                mail.extend(
+                                    others.map(|other| (other, to, piece, true, sum.clone())),
+                                );
                             }
                         }
                     }
@@ -304,7 +317,11 @@ mod tests {
         let refused = Err(Refused::Piece { piece: 0 });
         assert_eq!(adding.arrive((5, 0), 0, false, 0), refused, "it is its own");
         assert_eq!(adding.arrive((5, 0), 3, false, 0), refused);
-        assert_eq!(adding.arrive((5, 0), 1, true, 0), refused, "it is made here");
+        assert_eq!(
+            adding.arrive((5, 0), 1, true, 0),
+            refused,
+            "it is made here"
+        );
         for step in [4, 7, u64::MAX] {
             let refused = Err(Refused::Step { step, applied: 5 });
             assert_eq!(adding.arrive((step, 0), 1, false, 0), refused);

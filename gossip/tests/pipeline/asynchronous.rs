@@ -12,6 +12,7 @@ fn started(seed: u64, n: u8) -> World {
     world.micro = 1;
     world.asynchronous = true;
     world.config.is_exact = false;
+    world.config.overlaps = true;
     world.line_every = 5;
     world
 }

@@ -18,6 +18,7 @@ mod network;
 mod planner;
 mod recut;
 mod restart;
+mod shared;
 mod takeover;
 mod world;
 

@@ -21,9 +21,17 @@ pub(crate) fn sample(seed: u64, step: u64, micro: u32) -> u64 {
     mix(mix(seed, step), u64::from(micro))
 }
 
-/// The label that belongs to it.
-pub(crate) fn label(seed: u64, step: u64, micro: u32) -> u64 {
-    mix(sample(seed, step, micro), 77)
+/// The same of a micro-batch with several samples: its sample number `row`.
+pub(crate) fn sample_in(seed: u64, step: u64, micro: u32, row: u32) -> u64 {
+    match row {
+        0 => sample(seed, step, micro),
+        _ => mix(sample(seed, step, micro), u64::from(row)),
+    }
+}
+
+/// The label that belongs to a sample.
+pub(crate) fn label(sample: u64) -> u64 {
+    mix(sample, 77)
 }
 
 /// The gradient of the loss.
@@ -35,16 +43,22 @@ pub(crate) fn loss(output: u64, label: u64) -> u64 {
 #[derive(Clone, Debug)]
 pub(crate) struct Blocks {
     pub(crate) states: Vec<u64>,
-    gradients: Vec<u64>,
+    pub(crate) gradients: Vec<u64>,
+    /// Whether gradients are summed without regard to their order, so that hosts of a stage can sum theirs apart.
+    sums: bool,
 }
 
 /// What backward needs of a forward: each block's input, and the states that it went through.
 pub(crate) type Kept = Vec<(u64, u64)>;
 
 impl Blocks {
-    pub(crate) fn new(states: Vec<u64>) -> Self {
+    pub(crate) fn new(states: Vec<u64>, sums: bool) -> Self {
         let gradients = vec![0; states.len()];
-        Self { states, gradients }
+        Self {
+            states,
+            gradients,
+            sums,
+        }
     }
 
     pub(crate) fn forward(&self, mut value: u64) -> (u64, Kept) {
@@ -58,7 +72,11 @@ impl Blocks {
 
     pub(crate) fn backward(&mut self, kept: &Kept, mut gradient: u64) -> u64 {
         for (sum, (input, state)) in self.gradients.iter_mut().zip(kept).rev() {
-            *sum = mix(*sum, mix(*input, gradient));
+            let own = mix(*input, gradient);
+            *sum = match self.sums {
+                true => sum.wrapping_add(own),
+                false => mix(*sum, own),
+            };
             gradient = mix(*state, gradient);
         }
         gradient
@@ -71,13 +89,16 @@ impl Blocks {
     }
 }
 
-/// The blocks after `steps` steps, computed in one place.
-pub(crate) fn alone(seed: u64, n_blocks: u16, micro: u32, steps: u64) -> Vec<u64> {
-    let mut blocks = Blocks::new((0..n_blocks).map(|block| initial(seed, block)).collect());
+/// The blocks after `steps` steps of `micro` micro-batches of `rows` samples, computed in one place.
+pub(crate) fn alone(seed: u64, n_blocks: u16, (micro, rows): (u32, u32), steps: u64) -> Vec<u64> {
+    let initial = (0..n_blocks).map(|block| initial(seed, block));
+    let mut blocks = Blocks::new(initial.collect(), rows > 1);
     for step in 0..steps {
-        for micro in 0..micro {
-            let (output, kept) = blocks.forward(sample(seed, step, micro));
-            blocks.backward(&kept, loss(output, label(seed, step, micro)));
+        let all = (0..micro).flat_map(|micro| (0..rows).map(move |row| (micro, row)));
+        for (micro, row) in all {
+            let sample = sample_in(seed, step, micro, row);
+            let (output, kept) = blocks.forward(sample);
+            blocks.backward(&kept, loss(output, label(sample)));
         }
         blocks.apply();
     }

@@ -1,13 +1,15 @@
 //! Cuts for simulated peers: blocks in proportion to speed, the first stage on a holder of the data.
 
 use skein_gossip::pipeline::agreement::{Candidate, Planned, Planner};
-use skein_gossip::pipeline::plan::{Blocks, Plan, Stage};
+use skein_gossip::pipeline::plan::{Blocks, Member, Plan, Reduction, Stage};
 
 /// All blocks weigh the same.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Even {
     pub(crate) n_blocks: u16,
     pub(crate) micro: u32,
+    /// Samples of a micro-batch; two peers share a stage where there are several.
+    pub(crate) rows: u32,
     pub(crate) block_bytes: u64,
 }
 
@@ -38,10 +40,7 @@ impl Even {
         }
         let mut first = 0;
         let stage = |(blocks, (candidate, _)): (&u16, &(&Candidate, f64))| {
-            let stage = Stage {
-                host: candidate.peer,
-                blocks: first..first + blocks,
-            };
+            let stage = Stage::alone(candidate.peer, first..first + blocks);
             first += blocks;
             stage
         };
@@ -58,6 +57,45 @@ impl Even {
     }
 }
 
+/// Two hosts that share a stage by their speed, with how long a block and micro-batch takes them together.
+type Pair<'a> = (Vec<(&'a Candidate, f64)>, f64);
+
+impl Even {
+    /// Stages of two hosts each; the first one of two that hold the data, if there are two.
+    fn in_pairs(&self, timed: &[(&Candidate, f64)]) -> Planned {
+        let owners = timed.iter().filter(|(candidate, _)| candidate.has_data);
+        let owners: Vec<_> = owners.take(2).copied().collect();
+        let is_owner = |peer| owners.iter().any(|(owner, _)| owner.peer == peer);
+        let rest = timed
+            .iter()
+            .filter(|(candidate, _)| !is_owner(candidate.peer));
+        let rest: Vec<_> = rest.copied().collect();
+        let groups = std::iter::once(owners.clone()).chain(rest.chunks(2).map(<[_]>::to_vec));
+        let pairs: Vec<Pair<'_>> = groups
+            .take(usize::from(self.n_blocks))
+            .map(|hosts| {
+                let speed: f64 = hosts.iter().map(|(_, us)| 1.0 / us).sum();
+                (hosts, 1.0 / speed)
+            })
+            .collect();
+        let chosen: Vec<(&Candidate, f64)> =
+            pairs.iter().map(|(hosts, us)| (hosts[0].0, *us)).collect();
+        let mut planned = self.cut(&chosen);
+        for (stage, (hosts, us)) in planned.plan.stages.iter_mut().zip(&pairs) {
+            let Some(second) = hosts.get(1) else { continue };
+            let own = (f64::from(self.rows) * us / second.1).round() as u32;
+            let own = own.clamp(1, self.rows - 1);
+            let member = |candidate: &Candidate, samples| Member {
+                peer: candidate.peer,
+                samples,
+            };
+            stage.members = vec![member(hosts[0].0, self.rows - own), member(second.0, own)];
+            stage.reduction = Reduction::Shards;
+        }
+        planned
+    }
+}
+
 impl Planner for Even {
     fn plan(&self, candidates: &[Candidate]) -> Result<Planned, String> {
         let mut timed: Vec<(&Candidate, f64)> = candidates
@@ -68,6 +106,9 @@ impl Planner for Even {
         let first = timed.iter().position(|(candidate, _)| candidate.has_data);
         let first = timed.remove(first.ok_or("nobody who holds the data is measured")?);
         timed.insert(0, first);
+        if self.rows > 1 {
+            return Ok(self.in_pairs(&timed));
+        }
         let most = timed.len().min(usize::from(self.n_blocks));
         let cuts = (1..=most).map(|n| self.cut(&timed[..n]));
         Ok(cuts.min_by(|a, b| a.step_us.total_cmp(&b.step_us)).unwrap())
@@ -75,9 +116,13 @@ impl Planner for Even {
 
     fn step_us(&self, plan: &Plan, candidates: &[Candidate]) -> Option<f64> {
         let priced = plan.stages.iter().map(|stage| {
-            let mut all = candidates.iter();
-            let host = all.find(|candidate| candidate.peer == stage.host)?;
-            Some((stage.blocks.end - stage.blocks.start, block_us(host)?))
+            let us = |host| {
+                let mut all = candidates.iter();
+                block_us(all.find(|candidate| candidate.peer == host)?)
+            };
+            let speeds = stage.hosts().map(|host| Some(1.0 / us(host)?));
+            let speed: f64 = speeds.sum::<Option<f64>>()?;
+            Some((stage.blocks.end - stage.blocks.start, 1.0 / speed))
         });
         Some(self.price(&priced.collect::<Option<Vec<_>>>()?))
     }

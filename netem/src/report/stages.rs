@@ -161,6 +161,10 @@ fn spans<'a>(record: &Record, cuts: &'a Cuts<'_>, rank: NodeIndex) -> Vec<Span<'
         let next = told.get(place + 1).map(|next| next.1);
         let ends = ends.iter().copied().filter(|end| *end >= from).chain(next);
         let to = ends.fold(record.duration_s, f64::min);
+        // A cut that was told after the end, by a node that ends late.
+        if to <= from {
+            return None;
+        }
         let mut own = steps.iter().filter(|step| step.0 == cut.number);
         let works = own.find(|step| step.1 >= from && step.1 <= to);
         // A step's time begins with the wait for the others, who may be loading.
@@ -168,7 +172,7 @@ fn spans<'a>(record: &Record, cuts: &'a Cuts<'_>, rank: NodeIndex) -> Vec<Span<'
         let placed = placed.map(|line| line.t).find(|t| *t >= from);
         let works = works.map_or(to, |step| step.2.max(placed.unwrap_or(from)));
         let works = works.clamp(from, to);
-        (to > from).then_some(Span {
+        Some(Span {
             cut,
             stage,
             from,

@@ -329,10 +329,13 @@ impl<P> Flow<P> {
         if !in_work {
             return Err(wrong_step);
         }
-        let arrived = self.arrived.entry((kind, number)).or_insert_with(|| Arrived {
-            version,
-            pieces: BTreeMap::new(),
-        });
+        let arrived = self
+            .arrived
+            .entry((kind, number))
+            .or_insert_with(|| Arrived {
+                version,
+                pieces: BTreeMap::new(),
+            });
         if arrived.pieces.contains_key(&row) {
             return Err(Refused::Twice);
         }
@@ -825,9 +828,7 @@ mod tests {
         })
         .collect();
         assert_eq!(versions, [0, 0, 0], "three go forward before one is back");
-        first
-            .arrive(Kind::Backward, (0, 0, 0), 0, NONE, 0)
-            .unwrap();
+        first.arrive(Kind::Backward, (0, 0, 0), 0, NONE, 0).unwrap();
         assert!(matches!(
             first.next_op(),
             Some(Op::Backward { step: 0, .. })

@@ -105,7 +105,9 @@ fn work(hosts: &mut [Host], i: usize, op: Op<Vec<u32>>) {
             for (_, peer) in place.fellows() {
                 let host = hosts.iter_mut().find(|host| host.peer == peer).unwrap();
                 let at = (step, 0, 0);
-                host.flow.arrive(Kind::Begin, at, 0, marks, Vec::new()).unwrap();
+                host.flow
+                    .arrive(Kind::Begin, at, 0, marks, Vec::new())
+                    .unwrap();
             }
         }
     };
@@ -199,7 +201,9 @@ fn work(hosts: &mut [Host], i: usize, op: Op<Vec<u32>>) {
                 for (_, peer) in place.fellows() {
                     let host = hosts.iter_mut().find(|host| host.peer == peer).unwrap();
                     let at = (step, 0, 0);
-                    host.flow.arrive(Kind::Looked, at, 0, none, Vec::new()).unwrap();
+                    host.flow
+                        .arrive(Kind::Looked, at, 0, none, Vec::new())
+                        .unwrap();
                 }
             }
         }
@@ -259,7 +263,9 @@ fn a_fellow_makes_no_copy_before_its_lead_has_looked() {
     fellow.added();
     assert_eq!(fellow.next_op(), Some(Op::Apply { step: 6 }));
     assert_eq!(fellow.next_op(), None, "the lead looks");
-    fellow.arrive(Kind::Looked, (6, 0, 0), 0, marks, ()).unwrap();
+    fellow
+        .arrive(Kind::Looked, (6, 0, 0), 0, marks, ())
+        .unwrap();
     assert_eq!(fellow.next_op(), Some(Op::Copy { step: 6 }));
     let late = Refused::Step {
         step: 5,

@@ -42,7 +42,7 @@ impl World {
             }
             Event::Frame(from, to, connection, frame) => {
                 if self.is_up(to) && self.network.connection(from, to.0) == Some(connection) {
-                    self.arrive(to.0, frame);
+                    self.arrive(to.0, from, frame);
                 }
             }
             Event::Break(a, b, connection) => self.break_off(a, b, connection),
@@ -202,7 +202,7 @@ impl World {
             Output::Until(view) => {
                 self.adopted(&view);
                 let working = self.peers.get_mut(&peer).unwrap().working.as_mut();
-                if let Some(working) = working.filter(|working| working.flow.shape().stage == 0)
+                if let Some(working) = working.filter(|working| working.leads_all())
                     && !working.flow.set_until(view.from)
                 {
                     self.at(self.now, Event::Input(process, Input::Broken(view.stamp)));

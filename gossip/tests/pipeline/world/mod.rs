@@ -19,8 +19,8 @@ use skein_gossip::time::Tick;
 use crate::maths;
 use crate::network::{MS, Network, SECOND, between};
 use crate::planner::Even;
-use stage::Frame;
 pub(crate) use stage::Working;
+use stage::{Frame, Rows};
 
 pub(crate) fn id(n: u8) -> PeerId {
     PeerId([n; 32])
@@ -50,6 +50,7 @@ pub(crate) enum Point {
     Forward,
     Loss,
     Backward,
+    Add,
     Apply,
     Copy,
 }
@@ -65,7 +66,7 @@ pub(crate) enum Event {
     Connect(PeerId, PeerId),
     Tick(PeerId),
     /// The operation that the stage of the view of this key does is done.
-    Done(Process, u64, Op<u64>),
+    Done(Process, u64, Op<Rows>),
     /// A fetch that was asked for then is through, from this holder over the connection of this number.
     Fetched(Process, Want, u64, PeerId, Option<u64>),
     Kill(PeerId),
@@ -127,6 +128,8 @@ pub(crate) struct World {
     starts: u64,
     pub(crate) config: Config,
     pub(crate) micro: u32,
+    /// Samples of a micro-batch; where there are several, two peers host each stage.
+    pub(crate) rows: u32,
     pub(crate) line_every: u64,
     /// Steps between two checkpoints on disk, at least.
     pub(crate) checkpoint_every: u64,
@@ -181,6 +184,7 @@ impl World {
             starts: 0,
             config,
             micro: 4,
+            rows: 1,
             line_every: 1,
             checkpoint_every: 20,
             asynchronous: false,
@@ -247,6 +251,7 @@ impl World {
             n_blocks: self.config.n_blocks,
             // Where steps overlap there is no end of a step to wait for.
             micro: if self.asynchronous { 100 } else { self.micro },
+            rows: self.rows,
             block_bytes: self.block_bytes,
         };
         let agreement = Agreement::new(
@@ -301,6 +306,7 @@ impl World {
         };
         let profile = Profile {
             blocks: vec![time; self.config.n_blocks.into()],
+            fewer: Vec::new(),
             memory: 0,
             rates: Vec::new(),
             data: None,
@@ -411,7 +417,12 @@ impl World {
         let mut steps = BTreeSet::new();
         for (peer, state) in &self.peers {
             let (step, blocks) = state.finished.as_ref().unwrap();
-            let alone = maths::alone(self.seed, self.config.n_blocks, self.micro, *step);
+            let alone = maths::alone(
+                self.seed,
+                self.config.n_blocks,
+                (self.micro, self.rows),
+                *step,
+            );
             assert!(*blocks == alone, "peer {} at step {step}", peer.0[0]);
             steps.insert(*step);
         }

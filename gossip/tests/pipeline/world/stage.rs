@@ -1,13 +1,16 @@
 //! A stage at work: its operations take time, and what they give goes to the stages beside it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::agreement::Input;
-use skein_gossip::pipeline::flow::{self, Flow, Op, Shape};
+use skein_gossip::pipeline::flow::{self, Flow, Op, Pieces, Shape};
 use skein_gossip::pipeline::frame::{Kind, Marks};
+use skein_gossip::pipeline::group::{Piece, Place};
 use skein_gossip::pipeline::message::View;
+use skein_gossip::pipeline::reduction::{self, Adding};
 use skein_gossip::pipeline::view_key;
 use skein_gossip::view::{Contribution, Stamp};
 
@@ -15,33 +18,110 @@ use super::{Event, Point, World};
 use crate::maths::{self, Blocks, Kept};
 use crate::network::Lane;
 
-#[derive(Clone, Copy, Debug)]
+/// One value per sample.
+pub(crate) type Rows = Vec<u64>;
+
+#[derive(Clone, Debug)]
 pub(crate) struct Frame {
     key: u64,
     kind: Kind,
     step: u64,
     micro: u32,
+    row: u32,
     version: u64,
     marks: Marks,
-    body: u64,
+    body: Rows,
 }
 
 /// The stage that a peer works on.
 pub(crate) struct Working {
     key: u64,
     pub(super) stamp: Stamp,
-    view: Arc<View>,
+    place: Place,
+    /// Its samples of each micro-batch.
+    rows: Range<u32>,
     pub(super) first: u16,
-    pub(crate) flow: Flow<u64>,
+    pub(crate) flow: Flow<Rows>,
+    adding: Adding<Rows>,
     blocks: Blocks,
-    kept: BTreeMap<(u64, u32), (u64, Kept)>,
+    kept: BTreeMap<(u64, u32), (u64, Vec<Kept>)>,
     is_busy: bool,
 }
 
+impl Working {
+    /// Whether this peer decides what is done when.
+    pub(crate) fn leads_all(&self) -> bool {
+        self.place.stage == 0 && self.place.leads()
+    }
+
+    fn samples(&self, seed: u64, step: u64, micro: u32) -> Rows {
+        let rows = self.rows.clone();
+        rows.map(|row| maths::sample_in(seed, step, micro, row))
+            .collect()
+    }
+
+    fn forward(&mut self, (step, micro): (u64, u32), values: Rows) -> Rows {
+        let (outputs, kept) = values
+            .into_iter()
+            .map(|value| self.blocks.forward(value))
+            .unzip();
+        let applied = self.flow.applied();
+        self.kept.insert((step, micro), (applied, kept));
+        outputs
+    }
+
+    /// The gradients on their way back, and how many updates old the weights of the forward pass are.
+    fn backward(&mut self, at: (u64, u32), gradients: Rows) -> (Rows, u64) {
+        let (then, kept) = self.kept.remove(&at).unwrap();
+        assert_eq!(kept.len(), gradients.len());
+        let each = kept.iter().zip(gradients);
+        let back = each.map(|(kept, gradient)| self.blocks.backward(kept, gradient));
+        (back.collect(), self.flow.applied() - then)
+    }
+
+    /// Those of `values` that belong to `piece`.
+    fn part(&self, piece: &Piece, values: &[u64]) -> Rows {
+        let at = |row: u32| (row.min(self.rows.end) - self.rows.start) as usize;
+        values[at(piece.rows.start)..at(piece.rows.end)].to_vec()
+    }
+
+    /// Adds up what is here of the gradients; returns the sums that go to all fellows.
+    fn add(&mut self) -> Vec<(u32, Rows)> {
+        let mut sums = Vec::new();
+        while let Some(piece) = self.adding.next_piece() {
+            match piece {
+                reduction::Piece::Take { piece, body } => {
+                    self.blocks.gradients[self.adding.values(piece)].copy_from_slice(&body);
+                }
+                reduction::Piece::Add { piece, bodies } => {
+                    let range = self.adding.values(piece);
+                    for body in bodies.into_iter().flatten() {
+                        let own = self.blocks.gradients[range.clone()].iter_mut();
+                        own.zip(body)
+                            .for_each(|(sum, value)| *sum = sum.wrapping_add(value));
+                    }
+                    if self.adding.tells_sums() {
+                        sums.push((piece, self.blocks.gradients[range].to_vec()));
+                    }
+                }
+            }
+        }
+        if self.adding.is_done() {
+            self.flow.added();
+        }
+        sums
+    }
+}
+
+/// What goes to whom.
+#[derive(Default)]
+struct Sends(Vec<(PeerId, Frame)>);
+
 impl World {
     pub(super) fn switch(&mut self, peer: PeerId, view: &Arc<View>) {
-        let (stage, part) = view.plan.stage_of(peer).unwrap();
-        let n_stages = view.plan.stages.len();
+        let (_, part) = view.plan.stage_of(peer).unwrap();
+        let place = Place::of(&view.plan, peer).unwrap();
+        let (stage, n_stages) = (place.stage, place.n_stages);
         let shape = Shape {
             stage,
             n_stages,
@@ -53,42 +133,90 @@ impl World {
             asynchronous: self.asynchronous,
             looks: 0,
             line_every: self.line_every,
+            member: place.member,
+            n_members: place.group.len(),
+            pieces: Pieces::of(&place),
         };
         let state = self.peers.get_mut(&peer).unwrap();
         let load = |block: u16| match view.from {
             0 => maths::initial(self.seed, block),
             step => state.store[&(block, step)],
         };
-        let states = part.blocks.clone().map(load).collect();
+        let states: Vec<u64> = part.blocks.clone().map(load).collect();
+        let who = (place.member, place.group.len());
         state.working = Some(Working {
             key: view_key(view.stamp),
             stamp: view.stamp,
-            view: Arc::clone(view),
+            rows: place.rows.start..place.rows.end.min(self.rows),
+            place,
             first: part.blocks.start,
             flow: Flow::new(shape, view.from),
-            blocks: Blocks::new(states),
+            adding: Adding::new(who, part.reduction, states.len(), view.from),
+            blocks: Blocks::new(states, self.rows > 1),
             kept: BTreeMap::new(),
             is_busy: false,
         });
     }
 
-    pub(super) fn arrive(&mut self, peer: PeerId, frame: Frame) {
+    pub(super) fn arrive(&mut self, peer: PeerId, from: PeerId, frame: Frame) {
         let working = self.peers.get_mut(&peer).unwrap().working.as_mut();
         let Some(working) = working.filter(|working| working.key == frame.key) else {
             return;
         };
+        let said = format!("{} refuses {frame:?}", peer.0[0]);
         let Frame {
-            kind, step, micro, ..
+            kind,
+            step,
+            micro,
+            row,
+            version,
+            marks,
+            body,
+            ..
         } = frame;
-        let arrived =
-            working
-                .flow
-                .arrive(kind, step, micro, frame.version, frame.marks, frame.body);
+        let mut sums = Vec::new();
+        let arrived = match kind {
+            Kind::Gradient | Kind::Sum => {
+                let mut group = working.place.group.iter();
+                let member = group.position(|host| *host == from).unwrap();
+                let is_sum = kind == Kind::Sum;
+                let arrived = working.adding.arrive((step, micro), member, is_sum, body);
+                sums = working.add();
+                arrived.map_err(|why| why.to_string())
+            }
+            _ => {
+                let at = (step, micro, row);
+                let arrived = working.flow.arrive(kind, at, version, marks, body);
+                arrived.map_err(|why| why.to_string())
+            }
+        };
         if let Err(why) = arrived {
-            self.trace(|| format!("{} refuses {frame:?}: {why}", peer.0[0]));
+            self.trace(|| format!("{said}: {why}"));
             self.refused += 1;
         }
+        self.tell_sums(peer, step, sums);
         self.pump(peer);
+    }
+
+    fn tell_sums(&mut self, peer: PeerId, step: u64, sums: Vec<(u32, Rows)>) {
+        let Some(working) = &self.peers[&peer].working else {
+            return;
+        };
+        let mut sends = Sends::default();
+        for (piece, values) in sums {
+            for (_, fellow) in working.place.fellows() {
+                sends.to_one(working, fellow, Kind::Sum, (step, piece), values.clone());
+            }
+        }
+        self.send_all(peer, sends);
+    }
+
+    fn send_all(&mut self, peer: PeerId, sends: Sends) {
+        for (to, frame) in sends.0 {
+            self.send(peer, to, Lane::Frames, |process, connection| {
+                Event::Frame(peer, process, connection, frame)
+            });
+        }
     }
 
     /// Begins the next operation, if there is one and none is under way.
@@ -104,12 +232,14 @@ impl World {
         };
         working.is_busy = true;
         let key = working.key;
-        let whole = working.blocks.states.len() as u64 * device.block_us;
+        let share = working.rows.len() as u64;
+        let whole =
+            working.blocks.states.len() as u64 * device.block_us * share / u64::from(self.rows);
         let takes = match &op {
             Op::Forward { .. } | Op::Look { .. } => whole / 3,
             Op::Backward { .. } => whole * 2 / 3,
             Op::Loss { .. } => whole,
-            Op::Apply { .. } => 100,
+            Op::Apply { .. } | Op::Add { .. } => 100,
             Op::Copy { .. } => 50,
         };
         let percent = self.between(100 - self.jitter, 100 + self.jitter);
@@ -117,28 +247,14 @@ impl World {
         self.at(self.now + takes as u64, Event::Done(process, key, op));
     }
 
-    pub(super) fn done(&mut self, peer: PeerId, key: u64, op: Op<u64>) {
+    pub(super) fn done(&mut self, peer: PeerId, key: u64, op: Op<Rows>) {
         let (seed, stalest) = (self.seed, self.stalest);
         let working = self.peers.get_mut(&peer).unwrap().working.as_mut();
         let Some(working) = working.filter(|working| working.key == key) else {
             return;
         };
         working.is_busy = false;
-        let hosts: Vec<PeerId> = working.view.plan.hosts().collect();
-        let at = working.flow.shape().stage;
-        let mut sends = Vec::new();
-        let mut send = |to: usize, kind, step, micro, version, marks, body| {
-            let frame = Frame {
-                key,
-                kind,
-                step,
-                micro,
-                version,
-                marks,
-                body,
-            };
-            sends.push((hosts[to], frame));
-        };
+        let mut sends = Sends::default();
         let point = match op {
             Op::Forward {
                 step,
@@ -146,16 +262,30 @@ impl World {
                 version,
                 input,
             } => {
-                let value = input.unwrap_or_else(|| maths::sample(seed, step, micro));
-                let (output, kept) = working.blocks.forward(value);
-                let applied = working.flow.applied();
-                working.kept.insert((step, micro), (applied, kept));
-                let marks = working.flow.marks(step);
-                send(at + 1, Kind::Forward, step, micro, version, marks, output);
-                if at == 0 {
-                    let label = maths::label(seed, step, micro);
-                    let last = hosts.len() - 1;
-                    send(last, Kind::Labels, step, micro, version, marks, label);
+                sends.begin(working, step, micro);
+                let values =
+                    input.map_or_else(|| working.samples(seed, step, micro), |all| all.concat());
+                let labels = values
+                    .iter()
+                    .map(|sample| maths::label(*sample))
+                    .collect::<Rows>();
+                let outputs = working.forward((step, micro), values);
+                let place = working.place.clone();
+                sends.pieces(
+                    working,
+                    &place.behind,
+                    Kind::Forward,
+                    (step, micro, version),
+                    &outputs,
+                );
+                if place.stage == 0 {
+                    sends.pieces(
+                        working,
+                        &place.labels,
+                        Kind::Labels,
+                        (step, micro, version),
+                        &labels,
+                    );
                 }
                 Point::Forward
             }
@@ -166,22 +296,23 @@ impl World {
                 input,
                 labels,
             } => {
-                let value = input.unwrap_or_else(|| maths::sample(seed, step, micro));
-                let label = labels.unwrap_or_else(|| maths::label(seed, step, micro));
-                let (output, kept) = working.blocks.forward(value);
-                let gradient = working.blocks.backward(&kept, maths::loss(output, label));
-                if at > 0 {
-                    let marks = working.flow.marks(step);
-                    send(
-                        at - 1,
-                        Kind::Backward,
-                        step,
-                        micro,
-                        version,
-                        marks,
-                        gradient,
-                    );
-                }
+                sends.begin(working, step, micro);
+                let values =
+                    input.map_or_else(|| working.samples(seed, step, micro), |all| all.concat());
+                let own = || values.iter().map(|sample| maths::label(*sample)).collect();
+                let labels: Rows = labels.map_or_else(own, |all| all.concat());
+                let outputs = working.forward((step, micro), values);
+                let losses = outputs.iter().zip(&labels);
+                let losses = losses.map(|(output, label)| maths::loss(*output, *label));
+                let (back, _) = working.backward((step, micro), losses.collect());
+                let before = working.place.before.clone();
+                sends.pieces(
+                    working,
+                    &before,
+                    Kind::Backward,
+                    (step, micro, version),
+                    &back,
+                );
                 Point::Loss
             }
             Op::Backward {
@@ -189,21 +320,34 @@ impl World {
                 micro,
                 gradient,
             } => {
-                let (then, kept) = working.kept.remove(&(step, micro)).unwrap();
-                let age = working.flow.applied() - then;
+                let (back, age) = working.backward((step, micro), gradient.concat());
                 assert!(!self.asynchronous || age < u64::from(working.flow.shape().depth));
                 self.stalest = stalest.max(age);
-                let gradient = working.blocks.backward(&kept, gradient);
-                if at > 0 {
-                    let marks = working.flow.marks(step);
-                    send(at - 1, Kind::Backward, step, micro, step, marks, gradient);
-                }
+                let before = working.place.before.clone();
+                sends.pieces(working, &before, Kind::Backward, (step, micro, step), &back);
                 Point::Backward
             }
+            Op::Add { step } => {
+                let group = working.place.group.clone();
+                for piece in 0..working.adding.n_pieces() {
+                    let values = working.blocks.gradients[working.adding.values(piece)].to_vec();
+                    for taker in working.adding.takers(piece) {
+                        let at = (step, piece);
+                        sends.to_one(working, group[taker], Kind::Gradient, at, values.clone());
+                    }
+                }
+                working.adding.begin();
+                let sums = working.add();
+                self.tell_sums(peer, step, sums);
+                Point::Add
+            }
             Op::Apply { step } => {
+                if working.place.is_shared() {
+                    working.adding.end();
+                }
                 working.blocks.apply();
-                let stamp = working.stamp;
-                self.stepped(peer, at, stamp, step);
+                let (at, stamp) = (working.place.clone(), working.stamp);
+                self.stepped(peer, at.stage, at.leads(), stamp, step);
                 Point::Apply
             }
             Op::Copy { step } => {
@@ -219,20 +363,17 @@ impl World {
             }
             Op::Look { .. } => unreachable!("no samples are held out"),
         };
-        for (to, frame) in sends {
-            self.send(peer, to, Lane::Frames, |process, connection| {
-                Event::Frame(peer, process, connection, frame)
-            });
-        }
+        self.send_all(peer, sends);
         self.pass(peer, point);
         if self.peers.contains_key(&peer) {
             self.pump(peer);
         }
     }
 
-    fn stepped(&mut self, peer: PeerId, stage: usize, stamp: Stamp, step: u64) {
-        self.steps_made += u64::from(stage == 0);
-        if stage == 0 {
+    fn stepped(&mut self, peer: PeerId, stage: usize, leads: bool, stamp: Stamp, step: u64) {
+        let is_first = stage == 0 && leads;
+        self.steps_made += u64::from(is_first);
+        if is_first {
             let now = self.now;
             let life = self.views.entry((stamp.number, stamp.steward)).or_default();
             if life.stepped == 0 {
@@ -246,5 +387,55 @@ impl World {
             contribution: Contribution::default(),
         };
         self.handle(peer, input);
+    }
+}
+
+impl Sends {
+    /// Says that a step begins, where the first stage is shared.
+    fn begin(&mut self, working: &Working, step: u64, micro: u32) {
+        if working.leads_all() && micro == 0 {
+            for (_, fellow) in working.place.fellows() {
+                self.to_one(working, fellow, Kind::Begin, (step, 0), Vec::new());
+            }
+        }
+    }
+
+    fn to_one(
+        &mut self,
+        working: &Working,
+        to: PeerId,
+        kind: Kind,
+        (step, micro): (u64, u32),
+        body: Rows,
+    ) {
+        let frame = Frame {
+            key: working.key,
+            kind,
+            step,
+            micro,
+            row: 0,
+            version: step,
+            marks: working.flow.marks(step),
+            body,
+        };
+        self.0.push((to, frame));
+    }
+
+    /// Each of `to` gets its samples of `values`, which are those of this host.
+    fn pieces(
+        &mut self,
+        working: &Working,
+        to: &[Piece],
+        kind: Kind,
+        (step, micro, version): (u64, u32, u64),
+        values: &[u64],
+    ) {
+        for piece in to {
+            let body = working.part(piece, values);
+            self.to_one(working, piece.peer, kind, (step, micro), body);
+            if let Some((_, frame)) = self.0.last_mut() {
+                (frame.row, frame.version) = (piece.rows.start, version);
+            }
+        }
     }
 }

@@ -325,10 +325,8 @@ impl Agreement {
         for stage in &view.plan.stages {
             let first = *orphaned.get_or_insert(stage.blocks.start);
             // What a lost host of a shared stage computed, its first fellow computes.
-            let (mut members, lost): (Vec<Member>, Vec<Member>) = stage
-                .members
-                .iter()
-                .partition(|member| lives(member.peer));
+            let (mut members, lost): (Vec<Member>, Vec<Member>) =
+                stage.members.iter().partition(|member| lives(member.peer));
             if let Some(lead) = members.first_mut() {
                 lead.samples += lost.iter().map(|member| member.samples).sum::<u32>();
                 stages.push(Stage {
