@@ -16,7 +16,7 @@ use std::ops::Range;
 use super::frame::MAX_MICRO;
 use super::plan::Reduction;
 
-/// Values of a piece, or more where they would be too many: large enough that its head is nothing, small enough that adding up begins
+/// Values of a piece at most, or more where there would be too many: large enough that its head is nothing, small enough that adding up begins
 /// while others are on their way.
 const PIECE: usize = 1 << 18;
 
@@ -97,12 +97,18 @@ pub struct Adding<P> {
 impl<P> Adding<P> {
     /// A gradient of `len` values among `n` hosts, of which this one is number `me`, after `applied` steps.
     pub fn new((me, n): (usize, usize), way: Reduction, len: usize, applied: u64) -> Self {
+        // As many pieces for each, where each adds some up.
+        let most = PIECE.max(len.div_ceil(MAX_MICRO as usize));
+        let n_pieces = match way {
+            Reduction::Direct => len.div_ceil(most),
+            Reduction::Shards => n * len.div_ceil(n.max(1) * most),
+        };
         Self {
             n,
             me,
             way,
             len,
-            piece: PIECE.max(len.div_ceil(MAX_MICRO as usize)),
+            piece: len.div_ceil(n_pieces.max(1)).max(1),
             applied,
             steps: [Pieces::default(), Pieces::default()],
             open: None,
@@ -311,9 +317,11 @@ mod tests {
     #[test]
     fn pieces_that_nobody_sends_are_refused() {
         let mut adding: Adding<u8> = Adding::new((0, 3), Reduction::Shards, 10, 5);
-        assert_eq!((adding.n_pieces(), adding.values(0)), (1, 0..10));
-        let refused = Err(Refused::Piece { piece: 1 });
-        assert_eq!(adding.arrive((5, 1), 1, false, 0), refused);
+        assert_eq!((adding.n_pieces(), adding.values(2)), (3, 8..10));
+        for piece in [1, 3] {
+            let refused = Err(Refused::Piece { piece });
+            assert_eq!(adding.arrive((5, piece), 1, false, 0), refused);
+        }
         let refused = Err(Refused::Piece { piece: 0 });
         assert_eq!(adding.arrive((5, 0), 0, false, 0), refused, "it is its own");
         assert_eq!(adding.arrive((5, 0), 3, false, 0), refused);

@@ -37,8 +37,9 @@ pub struct Group {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduction {
-    /// Pieces go around: 2 (n - 1) / n of the gradient over every link, and as many delays as pieces.
-    Ring,
+    /// Each member adds up its part of the gradient, and sends the sum to the others: 2 (n - 1) / n of the gradient sent by each, two
+    /// delays. A ring sends as much, waits for its slowest link 2 (n - 1) times, and is never faster.
+    Shards,
     /// Every member sends all others its whole gradient: more bytes, one delay.
     Direct,
 }
@@ -122,28 +123,25 @@ pub(crate) struct Pace {
     n: usize,
     /// The longest delay between two of its devices.
     latency: f64,
-    /// Seconds per byte over its slowest link, and for one device to send all others one.
-    slowest: f64,
+    /// Seconds for one device to send all others a byte, or to get one from each.
     to_all: f64,
 }
 
 impl Pace {
     pub(crate) fn of(costs: &Costs<'_>, devices: &[usize]) -> Self {
-        let (mut slowest, mut to_all, mut latency) = (0.0f64, 0.0f64, 0.0f64);
+        let (mut to_all, mut latency) = (0.0f64, 0.0f64);
         for device in devices {
             let others = || devices.iter().filter(|other| *other != device);
             let sends = |other: &usize| costs.links.seconds(*device, *other, 1);
             let receives = |other: &usize| costs.links.seconds(*other, *device, 1);
             let delays = others().map(|other| costs.links.delay(*device, *other));
             latency = delays.fold(latency, f64::max);
-            slowest = others().map(sends).fold(slowest, f64::max);
             to_all = to_all.max(others().map(sends).sum());
             to_all = to_all.max(others().map(receives).sum());
         }
         Self {
             n: devices.len(),
             latency,
-            slowest,
             to_all,
         }
     }
@@ -153,12 +151,11 @@ impl Pace {
         if self.n < 2 {
             return (Reduction::Direct, 0.0);
         }
-        let others = (self.n - 1) as f64;
         let bytes = bytes as f64;
-        let ring = 2.0 * others * (self.latency + bytes / self.n as f64 * self.slowest);
+        let shards = 2.0 * (self.latency + bytes / self.n as f64 * self.to_all);
         let direct = self.latency + bytes * self.to_all;
-        if ring < direct {
-            (Reduction::Ring, ring)
+        if shards < direct {
+            (Reduction::Shards, shards)
         } else {
             (Reduction::Direct, direct)
         }
@@ -450,7 +447,7 @@ mod tests {
         assert_eq!(reduced(&work), (Reduction::Direct, 0.8));
         work.profile.blocks[0].parameter_bytes = 1000;
         let (way, seconds) = reduced(&work);
-        assert_eq!((way, seconds), (Reduction::Ring, 6.0 * (0.5 + 2.5)));
+        assert_eq!((way, seconds), (Reduction::Shards, 2.0 * (0.5 + 7.5)));
     }
 
     #[test]

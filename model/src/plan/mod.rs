@@ -37,7 +37,7 @@ mod measure;
 pub use baselines::{Baseline, baseline};
 pub use events::Pass;
 pub use group::{Group, Reduction, Share};
-pub use hybrid::{Hybrid, MAX_HYBRID, hybrid, price, spans};
+pub use hybrid::{Hybrid, MAX_HYBRID, hybrid, price, reductions, spans};
 pub use measure::measure;
 pub use partition::{equal, partition, pipedream};
 pub use problem::Problem;

@@ -192,7 +192,7 @@ fn sent(costs: &Costs<'_>, groups: &[Group]) -> Vec<u64> {
         let n = group.shares.len() as u64;
         let gradient = costs.parameter_bytes(&group.blocks);
         let reduced = match group.reduction(costs) {
-            Some((Reduction::Ring, _)) => gradient.saturating_mul(2 * (n - 1)) / n,
+            Some((Reduction::Shards, _)) => gradient.saturating_mul(2 * (n - 1)) / n,
             Some((Reduction::Direct, _)) => gradient.saturating_mul(n - 1),
             None => 0,
         };

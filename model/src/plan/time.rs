@@ -85,7 +85,7 @@ impl Time {
     }
 
     /// Sizes at which the curve bends.
-    pub(crate) fn sizes(&self) -> impl Iterator<Item = usize> {
+    pub fn sizes(&self) -> impl Iterator<Item = usize> {
         self.points.iter().map(|point| point.0)
     }
 

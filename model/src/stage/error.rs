@@ -16,6 +16,14 @@ pub enum StageError {
     /// The optimiser's settings cannot work.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// What is to be added up is of another size.
+    #[error("a sum of {got} values for a stage of {expected}")]
+    Sum {
+        /// Values of the stage.
+        expected: usize,
+        /// Values that came.
+        got: usize,
+    },
     /// What came from another stage holds values that are not finite.
     #[error(transparent)]
     Activation(#[from] ActivationError),

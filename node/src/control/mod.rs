@@ -21,7 +21,9 @@ pub mod client;
 pub use client::{Client, ClientError};
 pub use protocol::{ErrorCode, Failure, Request, RequestError, Response};
 pub use server::{Incoming, Reply, Server};
-pub use stages::{LinkKnown, NO_CUT, PlanStatus, PlannedLink, PlannedStage, Recovery, StageStatus};
+pub use stages::{
+    LinkKnown, NO_CUT, PlanStatus, PlannedFellow, PlannedLink, PlannedStage, Recovery, StageStatus,
+};
 pub use status::{
     Best, Contribution, Hex, JobStatus, Lessons, LinkStatus, NodeFacts, PeerState, PeerStatus,
     Phase, Status,

@@ -38,6 +38,25 @@ pub struct PlannedStage {
     pub busy_frac: f64,
     /// Bytes that it needs at most, the copies of neighbours included.
     pub memory_bytes: u64,
+    /// Samples of each micro-batch that it computes, where it shares the stage.
+    #[serde(default)]
+    pub samples: Option<u32>,
+    /// The other hosts, where it shares the stage.
+    #[serde(default)]
+    pub fellows: Vec<PlannedFellow>,
+}
+
+/// Another host of a stage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlannedFellow {
+    /// Who.
+    pub host: Hex<PeerId>,
+    /// Its samples of each micro-batch.
+    pub samples: u32,
+    /// Share of a step that it computes.
+    pub busy_frac: f64,
+    /// Bytes that it needs at most.
+    pub memory_bytes: u64,
 }
 
 /// A link between two stages of a cut, one direction.
@@ -86,8 +105,11 @@ pub struct StageStatus {
     pub step: u64,
     /// What a step takes beside what its host's profile says.
     pub slowdown: Option<f64>,
-    /// Who keeps copies of it, first the one that is asked first.
+    /// Who keeps copies of it beside its hosts, first the one that is asked first.
     pub keepers: Vec<Hex<PeerId>>,
+    /// The other hosts, where it has several; the others' figures above are those of the slowest and of the last.
+    #[serde(default)]
+    pub fellows: Vec<Hex<PeerId>>,
 }
 
 /// What would be lost.

@@ -6,6 +6,7 @@ use skein_model::config::{ConfigError, ModelConfig};
 use super::document::Document;
 use super::error::JobError;
 use super::file::JobFile;
+use super::strategy::pipeline::Cut;
 use super::strategy::{Commit, Kind, Local, Waiting};
 
 /// Longest label.
@@ -94,13 +95,32 @@ pub(super) fn job(job: &JobFile, document: &Document<'_>) -> Result<(), JobError
 fn pipeline(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
     let pipeline = &job.strategy.pipeline;
     let most = job.train.batch.min(MAX_MICRO_BATCHES);
-    let is_pipeline = job.strategy.kind == Kind::Pipeline;
+    let is_pipeline = job.strategy.kind.has_stages();
+    let is_hybrid = job.strategy.kind == Kind::Hybrid;
     let is_tied = matches!(job.model, ModelConfig::Gpt { tied: true, .. });
     let is_async = pipeline.is_asynchronous();
     let micro_batches = pipeline.n_micro();
     let given = pipeline.micro_batches.unwrap_or(micro_batches);
     let only_async = "leave it out, or write schedule = \"async\": in the others all stages have the same weights";
-    let rules: [(bool, &str, &dyn std::fmt::Display, &str); 11] = [
+    let rules: [(bool, &str, &dyn std::fmt::Display, &str); 14] = [
+        (
+            !is_hybrid || !is_async,
+            "strategy.pipeline.schedule",
+            &"async",
+            "leave it out: the hosts of a stage add their gradients up before each update",
+        ),
+        (
+            !is_hybrid || pipeline.cut == Cut::Measured,
+            "strategy.pipeline.cut",
+            &"a baseline",
+            "leave it out, or write kind = \"pipeline\": the other cuts are for stages of one host",
+        ),
+        (
+            !is_hybrid || job.train.batch.is_multiple_of(micro_batches),
+            "train.batch",
+            &job.train.batch,
+            "write a multiple of strategy.pipeline.micro_batches (8 by default): hosts of a stage share out equal micro-batches",
+        ),
         (
             !is_pipeline || !is_tied,
             "model.tied",

@@ -235,6 +235,18 @@ pub struct Cut {
     pub end: u16,
     /// What its host takes by what it had measured before the job, as far as known then.
     pub slowdown: f32,
+    /// Where it has several hosts: all of them, its lead first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<Share>,
+}
+
+/// One of several hosts of a stage.
+#[derive(Clone, Debug, Serialize)]
+pub struct Share {
+    /// Who.
+    pub host: String,
+    /// Its samples of each micro-batch.
+    pub samples: u32,
 }
 
 /// What one link carries.

@@ -27,7 +27,6 @@ use skein_gossip::ids::JobId;
 use tokio::sync::{mpsc, watch};
 
 use crate::control::JobStatus;
-use crate::job::strategy::Kind;
 use crate::net::Inbound;
 use driver::{Event, JobContext};
 
@@ -58,7 +57,7 @@ pub enum Packets {
 
 /// Starts a job's driver.
 pub fn start(context: JobContext) -> JobHandle {
-    if context.file.strategy.kind == Kind::Pipeline {
+    if context.file.strategy.kind.has_stages() {
         return pipeline::start(context);
     }
     let id = context.id;

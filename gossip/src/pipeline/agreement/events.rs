@@ -168,6 +168,12 @@ pub trait Planner: std::fmt::Debug + Send {
     /// In words for the user: why none of them can train the model.
     fn plan(&self, candidates: &[Candidate]) -> Result<Planned, String>;
 
+    /// A plan near `lost`, some of whose hosts are not among the candidates, found within milliseconds: the best one is looked for
+    /// afterwards. None where [`Planner::plan`] is as quick, or nothing near it will do.
+    fn replan(&self, _lost: &Plan, _candidates: &[Candidate]) -> Option<Planned> {
+        None
+    }
+
     /// What a step of `plan` takes these candidates, microseconds; none where one of its hosts is not among them.
     fn step_us(&self, plan: &Plan, candidates: &[Candidate]) -> Option<f64>;
 

@@ -22,7 +22,7 @@ mod drawn;
 use serde::{Deserialize, Serialize};
 
 use super::costs::Costs;
-use super::group::Group;
+use super::group::{Group, Reduction};
 use super::partition::too_large;
 use super::problem::Problem;
 use super::schedule::{Prediction, Span, check, run, timeline};
@@ -103,6 +103,21 @@ pub fn spans(problem: &Problem, groups: &[Group]) -> Result<Vec<Span>, PlanError
     let costs = problem.costs();
     check(&costs, groups)?;
     Ok(timeline(&costs, groups))
+}
+
+/// How each of these groups adds its gradients up; none where it is one device.
+///
+/// # Errors
+/// As [`price`].
+pub fn reductions(
+    problem: &Problem,
+    groups: &[Group],
+) -> Result<Vec<Option<Reduction>>, PlanError> {
+    problem.check()?;
+    let costs = problem.costs();
+    check(&costs, groups)?;
+    let ways = groups.iter().map(|group| group.reduction(&costs));
+    Ok(ways.map(|way| way.map(|(way, _)| way)).collect())
 }
 
 pub(crate) fn promised(costs: &Costs<'_>, groups: Vec<Group>) -> Hybrid {

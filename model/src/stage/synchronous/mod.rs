@@ -8,6 +8,7 @@
 //! ```
 
 mod blocks;
+mod shared;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -61,6 +62,8 @@ pub struct Stage {
     counters: Vec<(i64, u64)>,
     /// Memory for the next activation or gradient, and the room to leave in front of it.
     lent: (Vec<u8>, usize),
+    /// Added to batch numbers, by which random numbers are drawn.
+    first_row: i64,
 }
 
 impl Stage {
@@ -90,6 +93,7 @@ impl Stage {
             boundary: buffers.values().to_vec(),
             counters: vec![(0, 0); chain.range.len()],
             lent: (Vec::new(), 0),
+            first_row: 0,
             chain,
             parameters,
             buffers,
@@ -360,7 +364,7 @@ impl Stage {
     }
 
     fn batch_number(&self) -> Result<i64, StageError> {
-        Ok(self.even_counters()?.0 + self.seen)
+        Ok(self.even_counters()?.0 + self.seen + self.first_row)
     }
 
     fn check_idle(&self) -> Result<(), StageError> {

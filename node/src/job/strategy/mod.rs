@@ -39,6 +39,16 @@ pub enum Kind {
     Exchange,
     /// The model: every peer hosts a run of its blocks.
     Pipeline,
+    /// Both: the model is cut into stages, and a stage may have several hosts that share out its samples. Every peer may then
+    /// hold the whole model, or none may. The settings are those of `[strategy.pipeline]`.
+    Hybrid,
+}
+
+impl Kind {
+    /// Whether the model is cut into stages.
+    pub fn has_stages(self) -> bool {
+        matches!(self, Self::Pipeline | Self::Hybrid)
+    }
 }
 
 /// `[strategy.exchange]`: what neighbours send each other, and who waits.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use skein_gossip::pipeline::agreement::{self, Cutting};
+use skein_gossip::pipeline::group::Place;
 use skein_gossip::pipeline::{flow, values};
 
 /// Least steps between two copies by default.
@@ -170,10 +171,10 @@ impl Pipeline {
         batch / n + u32::from(micro < batch % n)
     }
 
-    /// What the agreement takes from it.
+    /// What the agreement takes from it; stages with several hosts share out micro-batches of `rows` samples, 0 where there are none.
     pub fn agreement(
         &self,
-        n_blocks: u16,
+        (n_blocks, rows): (u16, u32),
         start_peers: u32,
         last_step: Option<u64>,
     ) -> agreement::Config {
@@ -183,13 +184,17 @@ impl Pipeline {
             global_every: self.global_every,
             last_step,
             cutting: self.recut,
-            is_exact: !self.is_asynchronous(),
+            rows,
+            is_exact: !self.is_asynchronous() && rows == 0,
+            overlaps: self.is_asynchronous(),
             ..agreement::Config::new(n_blocks)
         }
     }
 
-    /// What the flow through stage `stage` of `n_stages` takes from it; a look takes `looks` micro-batches.
-    pub fn shape(&self, stage: usize, n_stages: usize, looks: u32) -> flow::Shape {
+    /// What the flow through a host's place takes from it, with at most `in_flight` micro-batches between forward and backward; a
+    /// look takes `looks` micro-batches.
+    pub fn shape(&self, place: &Place, in_flight: u32, looks: u32) -> flow::Shape {
+        let (stage, n_stages) = (place.stage, place.n_stages);
         let depth = match self.schedule {
             Schedule::OneForwardOneBackward => flow::depth(stage, n_stages, self.n_micro()),
             Schedule::Gpipe => self.n_micro(),
@@ -201,16 +206,22 @@ impl Pipeline {
             stage,
             n_stages,
             micro: self.n_micro(),
-            depth,
+            depth: depth.min(in_flight.max(1)),
             asynchronous: self.is_asynchronous(),
             looks,
             line_every: self.copy_every.unwrap_or(LEAST_STEPS),
+            member: place.member,
+            n_members: place.group.len(),
+            pieces: flow::Pieces::of(place),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use skein_gossip::ids::PeerId;
+    use skein_gossip::pipeline::plan::{Plan, Stage};
+
     use super::*;
 
     #[test]
@@ -230,14 +241,31 @@ mod tests {
             ..Pipeline::default()
         };
         assert_eq!((pipeline.n_micro(), pipeline.samples(128, 0)), (1, 128));
-        let depths = |pipeline: Pipeline| [0, 1, 2].map(|i| pipeline.shape(i, 3, 0).depth);
+        let plan = Plan {
+            stages: (0..3)
+                .map(|i| Stage::alone(PeerId([i; 32]), i.into()..u16::from(i) + 1))
+                .collect(),
+        };
+        let place = |i| Place::of(&plan, PeerId([i; 32])).unwrap();
+        let depths =
+            |pipeline: Pipeline| [0, 1, 2].map(|i| pipeline.shape(&place(i), u32::MAX, 0).depth);
         assert_eq!(depths(pipeline), [3, 2, 1]);
         let hides = Pipeline {
             hide_transfers: Some(true),
             ..pipeline
         };
         assert_eq!(depths(hides), [5, 3, 1]);
-        assert!(pipeline.shape(0, 3, 0).asynchronous && !pipeline.agreement(4, 1, None).is_exact);
-        assert!(Pipeline::default().agreement(4, 1, None).is_exact);
+        assert_eq!(
+            pipeline.shape(&place(0), 2, 0).depth,
+            2,
+            "memory asks for fewer"
+        );
+        let is_exact = |pipeline: Pipeline, rows| pipeline.agreement((4, rows), 1, None).is_exact;
+        assert!(pipeline.shape(&place(0), 9, 0).asynchronous && !is_exact(pipeline, 0));
+        assert!(is_exact(Pipeline::default(), 0));
+        assert!(
+            !is_exact(Pipeline::default(), 16),
+            "sums of groups depend on the groups"
+        );
     }
 }

@@ -8,10 +8,13 @@ use skein_model::model::Layout;
 use skein_model::stage::{BlockLayout, Depth, Stage, Stashed, block_layouts, boundary_shapes};
 
 use crate::job::JobFile;
-use crate::job::strategy::Pipeline;
+use crate::job::strategy::{Kind, Pipeline};
 
 /// Held-out samples per micro-batch of a look: few enough that a look needs no more memory than a step.
 const LOOK_SAMPLES: u32 = 64;
+
+/// Lines of each block that are held at once: the newest safe one, the one before it, and one under way.
+pub(super) const LINES: u64 = 3;
 
 /// See the module's header.
 #[derive(Clone, Debug)]
@@ -23,6 +26,8 @@ pub(super) struct Facts {
     pub(super) pipeline: Pipeline,
     /// Samples of a step.
     pub(super) batch: u32,
+    /// Samples of each micro-batch where stages may have several hosts, else 0.
+    pub(super) rows: u32,
     /// Sizes of the whole model's state.
     pub(super) layout: Layout,
     /// One per block.
@@ -81,6 +86,10 @@ impl Facts {
             seed: file.seed,
             data: data.clone(),
             pipeline: file.strategy.pipeline,
+            rows: match file.strategy.kind {
+                Kind::Hybrid => file.train.batch / file.strategy.pipeline.n_micro(),
+                _ => 0,
+            },
             batch: file.train.batch,
             layout,
             blocks,
@@ -94,6 +103,11 @@ impl Facts {
     pub(super) fn bytes(&self) -> u64 {
         let bytes = self.blocks.iter().map(|block| block.encoded_len() as u64);
         bytes.sum()
+    }
+
+    /// Whether a step that is made again is the same: where the schedule is synchronous, and no gradients of groups are added up.
+    pub(super) fn is_exact(&self) -> bool {
+        !self.pipeline.is_asynchronous() && self.rows == 0
     }
 
     /// Number of blocks.

@@ -335,23 +335,35 @@ fn stages(running: &Running, me: PeerId) -> Vec<StageStatus> {
     let own = agreement.own_beat();
     let copies = running.facts.pipeline.copies as usize;
     let stage = |(number, stage): (usize, &skein_gossip::pipeline::plan::Stage)| {
-        let heard = agreement
-            .beats()
-            .find(|(peer, _)| *peer == stage.host)
-            .map(|(_, beat)| beat.as_ref());
-        let beat = if stage.host == me { Some(&own) } else { heard };
+        let beat = |host: PeerId| match host == me {
+            true => Some(&own),
+            false => {
+                let mut beats = agreement.beats();
+                beats
+                    .find(|(peer, _)| *peer == host)
+                    .map(|(_, beat)| beat.as_ref())
+            }
+        };
+        let in_place = |host: PeerId| {
+            beat(host).is_some_and(|beat| beat.in_place && beat.view == Some(view.stamp))
+        };
+        let slowdowns = stage.hosts().filter_map(|host| Some(beat(host)?.slowdown));
+        let steps = stage
+            .hosts()
+            .map(|host| beat(host).map_or(0, |beat| beat.step));
         StageStatus {
-            host: Hex(stage.host),
+            host: Hex(stage.lead().unwrap_or(me)),
             first_block: stage.blocks.start,
             n_blocks: stage.blocks.end - stage.blocks.start,
-            in_place: beat.is_some_and(|beat| beat.in_place && beat.view == Some(view.stamp)),
-            alive: agreement.is_alive(stage.host),
-            step: beat.map_or(0, |beat| beat.step),
-            slowdown: beat.map(|beat| f64::from(beat.slowdown)),
+            in_place: stage.hosts().all(in_place),
+            alive: stage.hosts().all(|host| agreement.is_alive(host)),
+            step: steps.min().unwrap_or(0),
+            slowdown: slowdowns.reduce(f32::max).map(f64::from),
             keepers: chain::keepers(&view.plan, &view.members, number, copies)
                 .into_iter()
                 .map(Hex)
                 .collect(),
+            fellows: stage.hosts().skip(1).map(Hex).collect(),
         }
     };
     view.plan.stages.iter().enumerate().map(stage).collect()

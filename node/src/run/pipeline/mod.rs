@@ -13,6 +13,8 @@ mod disk;
 mod store;
 mod parcel;
 mod links;
+mod times;
+mod hybrid;
 mod planner;
 mod prepare;
 mod outbox;

@@ -6,18 +6,16 @@ use std::sync::Arc;
 use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::agreement::{Candidate, Planned, Planner};
 use skein_gossip::pipeline::message::Profile;
-use skein_gossip::pipeline::plan::{Blocks, Plan, Stage};
+use skein_gossip::pipeline::plan::{Blocks, Member, Plan, Stage};
 use skein_model::plan::{
     self, Device, Links, Placement, PlanError, Prediction, Stashing, Time, Work,
 };
 
-use super::facts::Facts;
+use super::facts::{Facts, LINES};
+use super::hybrid::HybridPlanner;
 use super::links;
-use crate::control::{Hex, PlanStatus, PlannedLink, PlannedStage};
+use crate::control::{Hex, PlanStatus, PlannedFellow, PlannedLink, PlannedStage};
 use crate::job::strategy::pipeline::Cut;
-
-/// Lines of each block that are held at once: the newest safe one, the one before it, and one under way.
-const LINES: u64 = 3;
 
 /// See the module's header.
 #[derive(Clone, Debug)]
@@ -25,6 +23,8 @@ pub(super) struct CutPlanner {
     facts: Arc<Facts>,
     /// Sizes of the blocks, and what their updates take here; times are the candidates' own.
     measured: plan::Profile,
+    /// Where stages may have several hosts.
+    hybrid: Option<HybridPlanner>,
 }
 
 /// Candidates as `skein_model::plan` takes them: the one with the data first.
@@ -37,7 +37,12 @@ struct Problem<'a> {
 
 impl CutPlanner {
     pub(super) fn new(facts: Arc<Facts>, measured: plan::Profile) -> Self {
-        Self { facts, measured }
+        let hybrid = HybridPlanner::new(&facts, &measured);
+        Self {
+            facts,
+            measured,
+            hybrid,
+        }
     }
 
     /// The problem whose first device is `owner`; times are relative to its profile.
@@ -138,8 +143,11 @@ impl CutPlanner {
         Ok((placements, prediction))
     }
 
-    /// What `plan` promises these candidates.
+    /// What `plan` promises these candidates: figures of hosts in the order of the plan.
     pub(super) fn predict(&self, plan: &Plan, candidates: &[Candidate]) -> Option<Prediction> {
+        if let Some(hybrid) = &self.hybrid {
+            return hybrid.predict(plan, candidates);
+        }
         let first = plan.hosts().next()?;
         let owner = candidates
             .iter()
@@ -149,7 +157,7 @@ impl CutPlanner {
             let device = problem
                 .hosts
                 .iter()
-                .position(|host| host.peer == stage.host)?;
+                .position(|host| Some(host.peer) == stage.lead())?;
             let blocks = usize::from(stage.blocks.start)..usize::from(stage.blocks.end);
             Some(Placement { device, blocks })
         };
@@ -176,24 +184,36 @@ impl CutPlanner {
         };
         let gone = || "a host of the cut is not here".to_owned();
         let prediction = self.predict(&plan, candidates).ok_or_else(gone)?;
-        let figures = prediction.busy.iter().zip(&prediction.memory_bytes);
-        let stages = plan
-            .stages
-            .iter()
-            .zip(figures)
-            .map(|(stage, (busy, memory))| PlannedStage {
-                host: Hex(stage.host),
-                first_block: stage.blocks.start,
-                n_blocks: stage.blocks.end - stage.blocks.start,
+        let mut figures = prediction.busy.iter().zip(&prediction.memory_bytes);
+        let mut fellow = |member: &Member| {
+            let (busy, memory) = figures.next()?;
+            Some(PlannedFellow {
+                host: Hex(member.peer),
+                samples: member.samples,
                 busy_frac: *busy,
                 memory_bytes: *memory,
-            });
+            })
+        };
+        let stages = plan.stages.iter().filter_map(|stage| {
+            let mut hosts = stage.members.iter().map_while(&mut fellow);
+            let lead = hosts.next()?;
+            Some(PlannedStage {
+                host: lead.host,
+                first_block: stage.blocks.start,
+                n_blocks: stage.blocks.end - stage.blocks.start,
+                busy_frac: lead.busy_frac,
+                memory_bytes: lead.memory_bytes,
+                samples: stage.is_shared().then_some(lead.samples),
+                fellows: hosts.collect(),
+            })
+        });
+        let stages: Vec<PlannedStage> = stages.collect();
         let idle = candidates.iter().filter(|candidate| {
             candidate.profile.is_some() && plan.stage_of(candidate.peer).is_none()
         });
         let candidate = |peer| candidates.iter().find(|candidate| candidate.peer == peer);
         let link = |pair: &[Stage]| {
-            let (from, to) = (candidate(pair[0].host)?, candidate(pair[1].host)?);
+            let (from, to) = (candidate(pair[0].lead()?)?, candidate(pair[1].lead()?)?);
             let (there, back) = (links::link(from, to), links::link(to, from));
             let planned = |(from, to, link): (PeerId, PeerId, links::Link)| PlannedLink {
                 from: Hex(from),
@@ -208,7 +228,7 @@ impl CutPlanner {
             links: plan.stages.windows(2).filter_map(link).flatten().collect(),
             step_s: prediction.step_seconds,
             samples_per_s: f64::from(self.facts.batch) / prediction.step_seconds,
-            stages: stages.collect(),
+            stages,
             standby: idle.map(|candidate| Hex(candidate.peer)).collect(),
             n_connected,
         })
@@ -217,6 +237,9 @@ impl CutPlanner {
 
 impl Planner for CutPlanner {
     fn plan(&self, candidates: &[Candidate]) -> Result<Planned, String> {
+        if let Some(hybrid) = &self.hybrid {
+            return hybrid.plan(candidates);
+        }
         let mut best: Option<Planned> = None;
         let mut reason = "no peer that holds the data has measured itself yet".to_owned();
         for owner in candidates.iter().filter(|candidate| candidate.has_data) {
@@ -230,9 +253,9 @@ impl Planner for CutPlanner {
                     continue;
                 }
             };
-            let stage = |placement: &Placement| Stage {
-                host: problem.hosts[placement.device].peer,
-                blocks: placement.blocks.start as u16..placement.blocks.end as u16,
+            let stage = |placement: &Placement| {
+                let blocks = placement.blocks.start as u16..placement.blocks.end as u16;
+                Stage::alone(problem.hosts[placement.device].peer, blocks)
             };
             let step_us = prediction.step_seconds * 1e6;
             if best.as_ref().is_none_or(|best| step_us < best.step_us) {
@@ -243,6 +266,10 @@ impl Planner for CutPlanner {
             }
         }
         best.ok_or(reason)
+    }
+
+    fn replan(&self, lost: &Plan, candidates: &[Candidate]) -> Option<Planned> {
+        self.hybrid.as_ref()?.replan(lost, candidates)
     }
 
     fn step_us(&self, plan: &Plan, candidates: &[Candidate]) -> Option<f64> {

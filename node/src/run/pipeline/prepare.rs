@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use skein_gossip::ids::Digest;
-use skein_gossip::pipeline::message::{BlockTime, DataShape, Profile};
+use skein_gossip::pipeline::message::{DataShape, Profile};
 use skein_model::data::{self, Splits};
 use skein_model::plan;
 
 use super::disk::{Kept, Lines};
 use super::facts::{self, Facts};
 use super::store::Copies;
+use super::times;
 use crate::job::JobFile;
 use crate::run::folder::JobFolder;
 use crate::run::start;
@@ -81,13 +82,10 @@ pub(super) fn prepare(
     };
     let samples = facts.pipeline.samples(facts.batch, 0) as usize;
     let measured = measure(&facts, shape, PASSES)?;
-    let time = |block: &plan::BlockProfile| BlockTime {
-        forward_us: (block.forward.of(samples) * 1e6) as f32,
-        backward_us: (block.backward.of(samples) * 1e6) as f32,
-    };
-    let blocks = measured.blocks.iter().map(time).collect();
+    let (blocks, fewer) = times::sent(&measured, samples);
     let profile = Profile {
         blocks,
+        fewer,
         memory,
         rates: Vec::new(),
         data: data.is_some().then(|| shape.clone()),

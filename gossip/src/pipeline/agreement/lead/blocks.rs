@@ -36,12 +36,16 @@ impl BlockFactors {
         let whole = 0..profile.blocks.len() as u16;
         let measured = stage.unwrap_or(whole);
         let before = sum(profile, &measured);
-        let factors = self.0.iter().copied().chain(std::iter::repeat(1.0));
-        for (time, factor) in Arc::make_mut(profile).blocks.iter_mut().zip(factors) {
-            *time = BlockTime {
-                forward_us: time.forward_us * factor,
-                backward_us: time.backward_us * factor,
-            };
+        let own = Arc::make_mut(profile);
+        let fewer = own.fewer.iter_mut().map(|fewer| &mut fewer.blocks);
+        for blocks in fewer.chain([&mut own.blocks]) {
+            let factors = self.0.iter().copied().chain(std::iter::repeat(1.0));
+            for (time, factor) in blocks.iter_mut().zip(factors) {
+                *time = BlockTime {
+                    forward_us: time.forward_us * factor,
+                    backward_us: time.backward_us * factor,
+                };
+            }
         }
         let after = sum(profile, &measured);
         if before > 0.0 && after > 0.0 {

@@ -51,6 +51,8 @@ pub(super) struct Lead {
     settled: BTreeMap<PeerId, f32>,
     /// which was something else.
     misjudged: bool,
+    /// The plan was made in a hurry, after a loss.
+    is_makeshift: bool,
     /// Kept over views.
     factors: BlockFactors,
     /// What the links between its stages carried then.
@@ -288,12 +290,19 @@ impl Agreement {
             return;
         }
         let candidates = self.candidates();
+        let mut is_makeshift = false;
         let plan = match self.absorbed(&candidates) {
             Some(plan) => Ok(plan),
             None if !candidates.iter().any(|candidate| candidate.has_data) => {
                 Err("no peer that is here holds the data: training goes on when one is back".into())
             }
-            None => self.planner.plan(&candidates).map(|planned| planned.plan),
+            None => {
+                let near = self.view.as_ref();
+                let near = near.and_then(|view| self.planner.replan(&view.plan, &candidates));
+                is_makeshift = near.is_some();
+                let planned = near.map_or_else(|| self.planner.plan(&candidates), Ok);
+                planned.map(|planned| planned.plan)
+            }
         };
         let line = self.copies().newest_line(1);
         let plan = match self.copies().fewest(line) {
@@ -301,7 +310,10 @@ impl Agreement {
             _ => plan,
         };
         match plan {
-            Ok(plan) => self.propose(plan, line, None),
+            Ok(plan) => {
+                self.propose(plan, line, None);
+                self.lead.is_makeshift = is_makeshift;
+            }
             Err(reason) => {
                 self.lead.failed = Some(self.now);
                 if self.paused.as_ref() != Some(&reason) {

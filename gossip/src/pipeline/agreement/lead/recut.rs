@@ -66,7 +66,8 @@ impl Agreement {
             .iter()
             .any(|candidate| candidate.profile.is_some() && !view.has(candidate.peer));
         let links_changed = self.links_changed(view, &candidates);
-        if !has_newcomer && !links_changed && !self.has_changed(&candidates) {
+        let is_makeshift = self.lead.is_makeshift;
+        if !has_newcomer && !links_changed && !is_makeshift && !self.has_changed(&candidates) {
             self.lead.better = 0;
             return None;
         }
@@ -76,6 +77,8 @@ impl Agreement {
         let gain = now_us / best.step_us.max(1.0);
         let pays = best.plan != view.plan && gain > GAIN && saved > pause.as_secs_f64();
         let is_steady = has_newcomer || spread(&seen, &self.lead.seen) <= STEADY;
+        // The best plan is no better than what was found near the one before.
+        self.lead.is_makeshift &= pays;
         self.lead.better = match (pays, is_steady) {
             (true, true) => self.lead.better + 1,
             (true, false) => 1,

@@ -175,7 +175,11 @@ impl Driver {
         let pipeline = &file.strategy.pipeline;
         let config = Config {
             is_seeded: !file.start.is_given(),
-            ..pipeline.agreement(facts.n_blocks(), file.start.peers, file.stop.steps)
+            ..pipeline.agreement(
+                (facts.n_blocks(), facts.rows),
+                file.start.peers,
+                file.stop.steps,
+            )
         };
         let standby = Standby::new(measured.clone());
         let planner = CutPlanner::new(Arc::clone(&facts), measured);
@@ -194,7 +198,7 @@ impl Driver {
             me,
             facts: Arc::clone(&facts),
             data,
-            times: profile.blocks.clone(),
+            profile: profile.clone(),
             look_every: file.evaluate.every,
             net: self.context.net.clone(),
             runtime: tokio::runtime::Handle::current(),

@@ -104,8 +104,13 @@ impl Driver {
         let me = Hex(self.context.net.local());
         let planned = self.figures.plan.as_ref().ok();
         let stages = planned.iter().flat_map(|plan| &plan.stages);
-        let stage = stages.filter(|stage| stage.host == me);
-        let used = stage.map(|stage| stage.memory_bytes).next();
+        let hosts = stages.flat_map(|stage| {
+            let fellows = stage.fellows.iter();
+            let fellows = fellows.map(|fellow| (fellow.host, fellow.memory_bytes));
+            fellows.chain([(stage.host, stage.memory_bytes)])
+        });
+        let own = hosts.filter(|(host, _)| *host == me);
+        let used = own.map(|(_, bytes)| bytes).next();
         let used = used.unwrap_or(0).max(running.copies.bytes());
         limit == 0 || limit >= used.saturating_add(running.facts.bytes())
     }

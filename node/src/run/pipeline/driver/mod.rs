@@ -108,7 +108,7 @@ pub(super) struct Running {
 impl Running {
     /// Whether a step that is made again is the same.
     fn is_exact(&self) -> bool {
-        !self.facts.pipeline.is_asynchronous()
+        self.facts.is_exact()
     }
 
     /// Work is halted for `view`: drops the copies that are no part of it any more.

@@ -11,7 +11,7 @@ use super::super::finish;
 use super::super::worker::Command;
 use super::Driver;
 use crate::net::Lane;
-use crate::run::journal::{Cut, Entry};
+use crate::run::journal::{Cut, Entry, Share};
 
 impl Driver {
     /// Everything that has come out of the agreement.
@@ -150,10 +150,19 @@ impl Driver {
         let candidates = running.map(|running| running.agreement.candidates());
         let candidates = candidates.unwrap_or_default();
         let promised = running.and_then(|running| running.planner.predict(&view.plan, &candidates));
+        let share = |member: &skein_gossip::pipeline::plan::Member| Share {
+            host: member.peer.short(),
+            samples: member.samples,
+        };
         let cut = |stage: &skein_gossip::pipeline::plan::Stage| {
-            let host = candidates.iter().find(|host| host.peer == stage.host);
+            let lead = stage.lead();
+            let host = candidates.iter().find(|host| Some(host.peer) == lead);
             Cut {
-                host: stage.host.short(),
+                host: lead.map(|lead| lead.short()).unwrap_or_default(),
+                shares: match stage.is_shared() {
+                    true => stage.members.iter().map(share).collect(),
+                    false => Vec::new(),
+                },
                 first: stage.blocks.start,
                 end: stage.blocks.end,
                 slowdown: host.map_or(1.0, |host| host.slowdown),

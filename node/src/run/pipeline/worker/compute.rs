@@ -1,10 +1,13 @@
 //! What a stage does with a micro-batch: passes, the update, copies, looks at held-out samples.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::flow::Op;
 use skein_gossip::pipeline::frame::{HEAD_BYTES, Head, Kind};
+use skein_gossip::pipeline::group::Piece;
 use skein_gossip::pipeline::message::Judged;
 use skein_gossip::pipeline::values::Precision;
 use skein_model::config::Split;
@@ -41,6 +44,7 @@ impl Work {
                 micro,
                 gradient,
             } => self.backward(worker, (step, micro, step), gradient),
+            Op::Add { step } => self.share_gradient(worker, step),
             Op::Apply { step } => self.apply(worker, step),
             Op::Copy { step } => self.copy(worker, step),
             Op::Look {
@@ -52,7 +56,28 @@ impl Work {
         }
     }
 
-    fn forward(&mut self, worker: &mut Worker, at: At, input: Option<Vec<u8>>) -> Result<(), Stop> {
+    /// The first stage's lead tells its fellows that a step begins, and what is done after it.
+    fn tell_begin(&mut self, worker: &mut Worker, at: At) -> Result<(), Stop> {
+        if !self.leads_all() || at.1 > 0 {
+            return Ok(());
+        }
+        self.tell_fellows(worker, Kind::Begin, at.0)
+    }
+
+    fn tell_fellows(&mut self, worker: &mut Worker, kind: Kind, step: u64) -> Result<(), Stop> {
+        let fellows: Vec<PeerId> = self.place.fellows().map(|(_, fellow)| fellow).collect();
+        let head = self.head(worker, (step, 0, step), kind, 0);
+        let mut tell = fellows.into_iter();
+        tell.try_for_each(|fellow| self.send_bytes(worker, fellow, &head, &[]))
+    }
+
+    fn forward(
+        &mut self,
+        worker: &mut Worker,
+        at: At,
+        input: Option<Vec<Vec<u8>>>,
+    ) -> Result<(), Stop> {
+        self.tell_begin(worker, at)?;
         let began = Instant::now();
         let (samples, part) = self.share(worker, at);
         self.lend(worker, Some(self.blocks().end - 1), samples);
@@ -73,29 +98,44 @@ impl Work {
         let output = output.map_err(failed)?;
         self.speed.computed(Pass::Forward, began.elapsed());
         let head = self.head(worker, at, Kind::Forward, samples);
-        if self.number == 0 {
-            let labels = label_bytes(&labels);
-            let last = self.view.plan.stages.len() - 1;
-            self.send_labels(
-                worker,
-                last,
-                &Head {
-                    kind: Kind::Labels,
-                    ..head
-                },
-                &labels,
-            )?;
+        if self.place.stage == 0 {
+            self.send_labels(worker, &head, &labels)?;
         }
-        self.pass(worker, self.number + 1, &head, output)
+        let behind = self.place.behind.clone();
+        self.pass(worker, &behind, &head, output)
+    }
+
+    /// Labels go straight to the hosts of the last stage that compute their samples.
+    fn send_labels(
+        &mut self,
+        worker: &mut Worker,
+        head: &Head,
+        labels: &[i64],
+    ) -> Result<(), Stop> {
+        let per_sample = labels.len() / head.samples.max(1) as usize;
+        for piece in self.place.labels.clone() {
+            let rows = piece.rows.start..piece.rows.end.min(head.row + head.samples);
+            let at = |row: u32| (row - head.row) as usize * per_sample;
+            let own = label_bytes(&labels[at(rows.start)..at(rows.end)]);
+            let head = Head {
+                kind: Kind::Labels,
+                samples: rows.len() as u32,
+                row: rows.start,
+                ..*head
+            };
+            self.send_bytes(worker, piece.peer, &head, &own)?;
+        }
+        Ok(())
     }
 
     fn loss(
         &mut self,
         worker: &mut Worker,
         at: At,
-        input: Option<Vec<u8>>,
-        labels: Option<Vec<u8>>,
+        input: Option<Vec<Vec<u8>>>,
+        labels: Option<Vec<Vec<u8>>>,
     ) -> Result<(), Stop> {
+        self.tell_begin(worker, at)?;
         let began = Instant::now();
         let (samples, part) = self.share(worker, at);
         self.lend(worker, self.blocks().start.checked_sub(1), samples);
@@ -106,7 +146,7 @@ impl Work {
             }
             Some(body) => {
                 let activation = self.activation(worker, body, self.blocks().start - 1, samples)?;
-                let labels = read_labels(labels.as_deref())?;
+                let labels = read_labels(labels.unwrap_or_default())?;
                 let loss = self.stage.loss(part, (&activation).into(), &labels);
                 worker.net.buffers().give(activation.into_bytes());
                 loss
@@ -119,7 +159,7 @@ impl Work {
         self.pass_back(worker, at, samples, loss.gradient)
     }
 
-    fn backward(&mut self, worker: &mut Worker, at: At, body: Vec<u8>) -> Result<(), Stop> {
+    fn backward(&mut self, worker: &mut Worker, at: At, body: Vec<Vec<u8>>) -> Result<(), Stop> {
         let began = Instant::now();
         let (samples, part) = self.share(worker, at);
         self.lend(worker, self.blocks().start.checked_sub(1), samples);
@@ -138,15 +178,17 @@ impl Work {
         samples: u32,
         gradient: Option<Activation>,
     ) -> Result<(), Stop> {
-        let (Some(gradient), Some(before)) = (gradient, self.number.checked_sub(1)) else {
+        let Some(gradient) = gradient else {
             return Ok(());
         };
         let head = self.head(worker, at, Kind::Backward, samples);
-        self.pass(worker, before, &head, gradient)
+        let before = self.place.before.clone();
+        self.pass(worker, &before, &head, gradient)
     }
 
     fn apply(&mut self, worker: &mut Worker, step: u64) -> Result<(), Stop> {
         let began = Instant::now();
+        self.take_sum()?;
         self.stage.apply(step).map_err(failed)?;
         self.speed.computed(Pass::Update, began.elapsed());
         self.rest.stepped(Instant::now());
@@ -201,27 +243,33 @@ impl Work {
                 ((&batch).into(), batch.labels())
             }
             Some(body) => {
-                activation = self.activation(worker, body, self.blocks().start - 1, samples)?;
-                let labels = if self.stage.is_last() {
-                    read_labels(labels.as_deref())?
-                } else {
-                    Vec::new()
-                };
+                let before = self.blocks().start - 1;
+                activation = self.activation(worker, vec![body], before, samples)?;
+                let labels = read_labels(labels.into_iter().collect())?;
                 ((&activation).into(), labels)
             }
         };
         if !self.stage.is_last() {
             let output = self.stage.evaluate(x).map_err(failed)?;
-            let head = self.head(worker, at, Kind::LookForward, samples);
-            if self.number == 0 {
-                let last = self.view.plan.stages.len() - 1;
-                let labels_head = Head {
+            let head = Head {
+                row: 0,
+                ..self.head(worker, at, Kind::LookForward, samples)
+            };
+            let whole = |peer| Piece {
+                peer,
+                rows: 0..samples,
+            };
+            let next = self.lead_of(self.place.stage + 1).map(whole);
+            if self.place.stage == 0
+                && let Some(last) = self.lead_of(self.place.n_stages - 1)
+            {
+                let head = Head {
                     kind: Kind::LookLabels,
                     ..head
                 };
-                self.send_labels(worker, last, &labels_head, &label_bytes(&labels))?;
+                self.send_bytes(worker, last, &head, &label_bytes(&labels))?;
             }
-            self.pass(worker, self.number + 1, &head, output)?;
+            self.pass(worker, next.as_slice(), &head, output)?;
         } else {
             let n_labels = labels.len() as u64;
             let (loss, correct) = self.stage.evaluate_loss(x, &labels).map_err(failed)?;
@@ -235,6 +283,7 @@ impl Work {
         self.last_look = self
             .look_began
             .map(|began| (Instant::now(), began.elapsed()));
+        self.tell_fellows(worker, Kind::Looked, at.0)?;
         if !self.stage.is_last() {
             return Ok(());
         }
@@ -247,10 +296,17 @@ impl Work {
         }))
     }
 
-    /// Samples of a micro-batch, and its part of the step.
+    /// The samples of a micro-batch that this host computes.
+    fn own_rows(&self, worker: &Worker, micro: u32) -> Range<u32> {
+        let facts = &worker.facts;
+        let all = facts.pipeline.samples(facts.batch, micro);
+        self.place.rows.start.min(all)..self.place.rows.end.min(all)
+    }
+
+    /// Number of the own samples of a micro-batch, and their part of the step.
     fn share(&self, worker: &Worker, (step, micro, version): At) -> (u32, Part) {
         let batch = worker.facts.batch;
-        let samples = worker.facts.pipeline.samples(batch, micro);
+        let samples = self.own_rows(worker, micro).len() as u32;
         let part = Part {
             step,
             micro,
@@ -260,7 +316,7 @@ impl Work {
         (samples, part)
     }
 
-    /// The rows of a micro-batch: of step `step` always the same, whoever draws them.
+    /// The own rows of a micro-batch: of step `step` always the same, whoever draws them.
     fn draw(&mut self, worker: &Worker, step: u64, micro: u32) -> Result<(Batch, Vec<i64>), Stop> {
         let Some(data) = &worker.data else {
             return Err(Stop::Failed("the first stage has no data".into()));
@@ -280,8 +336,8 @@ impl Work {
         let before: u32 = (0..micro)
             .map(|micro| facts.pipeline.samples(facts.batch, micro))
             .sum();
-        let end = before + facts.pipeline.samples(facts.batch, micro);
-        let rows = &self.rows[before as usize..end as usize];
+        let own = self.own_rows(worker, micro);
+        let rows = &self.rows[(before + own.start) as usize..(before + own.end) as usize];
         let batch = data.train.batch(rows);
         let labels = batch.labels();
         Ok((batch, labels))
@@ -292,29 +348,40 @@ impl Work {
         blocks.start as u16..blocks.end as u16
     }
 
-    /// What a frame holds of the output of block `behind`. Its memory is to be given back.
+    /// What frames hold of the output of block `behind`, one after the other. Its memory is to be given back.
     fn activation(
         &self,
         worker: &Worker,
-        frame: Vec<u8>,
+        mut frames: Vec<Vec<u8>>,
         behind: u16,
         samples: u32,
     ) -> Result<Activation, Stop> {
         let shape = worker.facts.shape_behind(behind, samples);
-        let n = shape.iter().product::<i64>() as usize;
+        let per_sample = worker.facts.shape_behind(behind, 1).iter().product::<i64>() as usize;
+        let buffers = worker.net.buffers();
         let read = || {
-            let head = Head::read(&frame).map_err(|error| error.to_string())?;
-            let precision = Precision::of(head.values).map_err(|error| error.to_string())?;
-            if precision == Precision::F32 {
-                return Activation::in_frame(shape, frame, HEAD_BYTES)
+            let head = |frame: &[u8]| Head::read(frame).map_err(|error| error.to_string());
+            if let [only] = frames.as_slice()
+                && head(only)?.values == Precision::F32 as u8
+            {
+                let only = std::mem::take(&mut frames[0]);
+                return Activation::in_frame(shape, only, HEAD_BYTES)
                     .map_err(|error| error.to_string());
             }
-            let buffers = worker.net.buffers();
-            let mut bytes = buffers.take(4 * n);
-            precision
-                .read(&frame[HEAD_BYTES..], n, &mut bytes)
-                .map_err(|error| error.to_string())?;
-            buffers.give(frame);
+            let mut bytes = buffers.take(4 * per_sample * samples as usize);
+            bytes.clear();
+            for frame in frames {
+                let head = head(&frame)?;
+                let precision = Precision::of(head.values).map_err(|error| error.to_string())?;
+                let n = head.samples.min(samples) as usize;
+                let mut piece = buffers.take(4 * per_sample * n);
+                precision
+                    .read(&frame[HEAD_BYTES..], per_sample * n, &mut piece)
+                    .map_err(|error| error.to_string())?;
+                bytes.extend_from_slice(&piece);
+                buffers.give(piece);
+                buffers.give(frame);
+            }
             Activation::new(shape, bytes).map_err(|error| error.to_string())
         };
         read().map_err(|reason: String| {
@@ -323,7 +390,7 @@ impl Work {
         })
     }
 
-    fn head(&self, worker: &Worker, at: At, kind: Kind, samples: u32) -> Head {
+    pub(super) fn head(&self, worker: &Worker, at: At, kind: Kind, samples: u32) -> Head {
         Head {
             job: worker.job,
             view: self.key,
@@ -334,6 +401,10 @@ impl Work {
             marks: self.flow.marks(at.0),
             values: 0,
             samples,
+            row: match kind {
+                Kind::Forward | Kind::Backward => self.place.rows.start,
+                _ => 0,
+            },
         }
     }
 }
@@ -356,17 +427,15 @@ fn label_bytes(labels: &[i64]) -> Vec<u8> {
         .collect()
 }
 
-fn read_labels(frame: Option<&[u8]>) -> Result<Vec<i64>, Stop> {
-    let body = frame
-        .and_then(|frame| frame.get(HEAD_BYTES..))
-        .ok_or(Stop::Broken)?;
-    let (labels, rest) = body.as_chunks::<8>();
-    if rest.is_empty() {
-        Ok(labels
-            .iter()
-            .map(|label| i64::from_le_bytes(*label))
-            .collect())
-    } else {
-        Err(Stop::Broken)
+fn read_labels(frames: Vec<Vec<u8>>) -> Result<Vec<i64>, Stop> {
+    let mut all = Vec::new();
+    for frame in frames {
+        let body = frame.get(HEAD_BYTES..).ok_or(Stop::Broken)?;
+        let (labels, rest) = body.as_chunks::<8>();
+        if !rest.is_empty() {
+            return Err(Stop::Broken);
+        }
+        all.extend(labels.iter().map(|label| i64::from_le_bytes(*label)));
     }
+    Ok(all)
 }

@@ -1,6 +1,6 @@
 //! The stage that the thread owns: synchronous, or asynchronous with stashed weights, as the job's schedule says.
 
-use skein_gossip::pipeline::flow::Shape;
+use skein_gossip::pipeline::flow::{self, Shape};
 use skein_model::stage::{Activation, BlockState, Depth, Input, Loss, Stage, StageError, Stashed};
 
 use super::super::facts::Facts;
@@ -48,7 +48,8 @@ impl Hosted {
             }
             return Ok(Self::Synchronous(stage));
         }
-        let first = pipeline.shape(0, shape.n_stages, shape.looks).depth;
+        let hides_transfers = pipeline.hides_transfers();
+        let first = flow::asynchronous_depth(0, shape.n_stages, hides_transfers);
         let vertical_sync = pipeline.syncs_versions();
         let depth = Depth::new(shape.depth as usize, first as usize, vertical_sync);
         let mut stage = facts.stashed(blocks, depth)?;
@@ -124,6 +125,14 @@ impl Hosted {
                 Some(every) if step.is_multiple_of(*every) => stage.aggregate(),
                 _ => Ok(()),
             },
+        }
+    }
+
+    /// The stage where it can have several hosts: the asynchronous one cannot.
+    pub(super) fn shared(&mut self) -> Option<&mut Stage> {
+        match self {
+            Self::Synchronous(stage) => Some(stage),
+            Self::Asynchronous { .. } => None,
         }
     }
 

@@ -6,6 +6,7 @@ mod rest;
 mod speed;
 mod hosted;
 mod work;
+mod adding;
 mod compute;
 
 use std::collections::VecDeque;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use skein_gossip::ids::{JobId, PeerId};
 use skein_gossip::pipeline::frame::Head;
-use skein_gossip::pipeline::message::{BlockTime, Judged, View};
+use skein_gossip::pipeline::message::{Judged, Profile, View};
 use skein_gossip::view::Stamp;
 use skein_model::data::Splits;
 use tokio::sync::mpsc;
@@ -102,8 +103,8 @@ pub(super) struct Worker {
     pub(super) me: PeerId,
     pub(super) facts: Arc<Facts>,
     pub(super) data: Option<Arc<Splits>>,
-    /// What each block takes, as profiled.
-    pub(super) times: Vec<BlockTime>,
+    /// What blocks take this device.
+    pub(super) profile: Profile,
     /// Steps between two looks at held-out samples; none: as often as takes a twentieth of the time.
     pub(super) look_every: Option<u64>,
     pub(super) net: Net,
@@ -182,6 +183,7 @@ impl Worker {
         if let Some(work) = work
             && !work.is_broken
         {
+            work.add_up(self)?;
             work.want_look(self);
             work.end_rest();
             if let Some(op) = work.flow.next_op() {
@@ -237,7 +239,7 @@ impl Worker {
             }
             (Command::End, _) => Err(Stop::End),
             (Command::Until { next, step }, Some(work)) => {
-                if work.number == 0 && !work.flow.set_until(step) {
+                if work.leads_all() && !work.flow.set_until(step) {
                     return self.tell(Event::Broken(next));
                 }
                 Ok(())
@@ -278,21 +280,14 @@ impl Worker {
         let Some(work) = work else { return };
         let refused = match Head::read(&bytes) {
             Ok(head) if head.view != work.key => return,
-            Ok(head) if !work.is_from(from, head.kind) => {
+            Ok(head) if !work.is_from(from, &head) => {
                 "its sender hosts no stage that sends it".to_owned()
             }
             Ok(head) => {
                 work.bytes_in += bytes.len() as u64;
-                match work.flow.arrive(
-                    head.kind,
-                    head.step,
-                    head.micro,
-                    head.version,
-                    head.marks,
-                    bytes,
-                ) {
+                match work.arrive(from, &head, bytes) {
                     Ok(()) => return,
-                    Err(error) => error.to_string(),
+                    Err(reason) => reason,
                 }
             }
             Err(error) => error.to_string(),

@@ -3,8 +3,6 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use skein_gossip::pipeline::message::BlockTime;
-
 /// Steps of which the middle one counts: a device that is slowed is seen after three, and two slow steps are no news.
 const STEPS: usize = 5;
 
@@ -32,13 +30,10 @@ pub(super) struct Speed {
 }
 
 impl Speed {
-    /// Of a stage of blocks that take `times` per micro-batch.
-    pub(super) fn new(times: &[BlockTime]) -> Self {
-        let sum = |us: fn(&BlockTime) -> f32| -> f64 {
-            times.iter().map(|time| f64::from(us(time)) / 1e6).sum()
-        };
+    /// Of a stage whose passes take `profiled` seconds per micro-batch, forward and backward.
+    pub(super) fn new(profiled: [f64; 2]) -> Self {
         Self {
-            profiled: [sum(|time| time.forward_us), sum(|time| time.backward_us)],
+            profiled,
             expected: 0.0,
             ratios: None,
             computing: Duration::ZERO,
@@ -90,11 +85,7 @@ mod tests {
 
     #[test]
     fn a_device_that_is_slowed_is_seen_within_a_few_steps() {
-        let times = [BlockTime {
-            forward_us: 1000.0,
-            backward_us: 2000.0,
-        }];
-        let mut speed = Speed::new(&times);
+        let mut speed = Speed::new([1e-3, 2e-3]);
         let mut step = |ms| {
             for _ in 0..4 {
                 speed.computed(Pass::Forward, Duration::ZERO);
@@ -115,11 +106,7 @@ mod tests {
 
     #[test]
     fn a_stage_is_not_slow_for_passes_that_go_ahead_of_their_step() {
-        let times = [BlockTime {
-            forward_us: 1000.0,
-            backward_us: 2000.0,
-        }];
-        let mut speed = Speed::new(&times);
+        let mut speed = Speed::new([1e-3, 2e-3]);
         speed.stepped();
         for _ in 0..5 {
             speed.computed(Pass::Forward, Duration::from_millis(1));
@@ -133,7 +120,7 @@ mod tests {
 
     #[test]
     fn without_a_profile_nothing_is_slow() {
-        let mut speed = Speed::new(&[]);
+        let mut speed = Speed::new([0.0; 2]);
         for _ in 0..3 {
             speed.computed(Pass::Forward, Duration::from_millis(9));
             assert_eq!(speed.stepped().2, None);

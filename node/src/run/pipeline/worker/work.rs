@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::flow::Flow;
 use skein_gossip::pipeline::frame::{HEAD_BYTES, Head, Kind};
+use skein_gossip::pipeline::group::{Piece, Place};
 use skein_gossip::pipeline::message::View;
+use skein_gossip::pipeline::plan::Stage;
 use skein_gossip::pipeline::values::Precision;
 use skein_gossip::pipeline::view_key;
 use skein_model::data::Sampler;
@@ -15,6 +17,8 @@ use tokio::sync::mpsc;
 
 use super::super::disk::Kept;
 use super::super::outbox::Outbox;
+use super::super::times;
+use super::adding::Sum;
 use super::hosted::Hosted;
 use super::rest::Rest;
 use super::speed::Speed;
@@ -29,8 +33,10 @@ type Queue = mpsc::Sender<Vec<u8>>;
 pub(super) struct Work {
     pub(super) view: Arc<View>,
     pub(super) key: u64,
-    pub(super) number: usize,
+    pub(super) place: Place,
     pub(super) stage: Hosted,
+    /// Where other peers host the same stage.
+    pub(super) sum: Option<Sum>,
     pub(super) flow: Flow<Vec<u8>>,
     pub(super) outbox: Outbox,
     pub(super) lost: mpsc::Receiver<()>,
@@ -59,7 +65,8 @@ impl Work {
         view: Arc<View>,
         states: Option<Vec<(u16, Kept)>>,
     ) -> Result<Self, String> {
-        let Some((number, own)) = view.plan.stage_of(worker.me) else {
+        let own = view.plan.stage_of(worker.me);
+        let (Some((_, own)), Some(place)) = (own, Place::of(&view.plan, worker.me)) else {
             return Err("the view names no stage for this peer".into());
         };
         let facts = &worker.facts;
@@ -73,18 +80,29 @@ impl Work {
             BlockState::decode(&bytes, layout).map_err(|error| error.to_string())
         };
         let states = states.into_iter().flatten().map(decode);
-        let n_stages = view.plan.stages.len();
-        let shape = facts.pipeline.shape(number, n_stages, facts.looks);
-        let stage = Hosted::new(facts, &shape, blocks.clone(), states)?;
+        let shape = facts.pipeline.shape(&place, own.in_flight, facts.looks);
+        let mut stage = Hosted::new(facts, &shape, blocks.clone(), states)?;
+        let micro = facts.pipeline.samples(facts.batch, 0);
+        let rows = place.rows.start..place.rows.end.min(micro);
+        let mut sum = None;
+        if place.is_shared() {
+            let who = (place.member, place.group.len());
+            let share = rows.len() as f32 / micro as f32;
+            sum = Sum::new(&mut stage, who, own.reduction, share, view.from);
+            if let Some(stage) = stage.shared() {
+                stage.set_first_row(rows.start);
+            }
+        }
         // One notice of a loss is enough.
         let (lost_sender, lost) = mpsc::channel(1);
-        let times = worker
-            .times
-            .get(usize::from(blocks.start)..usize::from(blocks.end));
+        let range = usize::from(blocks.start)..usize::from(blocks.end);
+        let samples = (rows.len(), micro as usize);
+        let profiled = times::seconds(&worker.profile, range, samples);
         Ok(Self {
             key: view_key(view.stamp),
-            number,
+            place,
             stage,
+            sum,
             flow: Flow::new(shape, view.from),
             outbox: Outbox::new(worker.net.clone(), worker.runtime.clone(), lost_sender),
             lost,
@@ -95,7 +113,7 @@ impl Work {
             loss: 0.0,
             looked: (0.0, 0),
             looked_labels: 0,
-            speed: Speed::new(times.unwrap_or_default()),
+            speed: Speed::new(profiled),
             bytes_in: 0,
             bytes_out: 0,
             step_samples: 0,
@@ -106,16 +124,57 @@ impl Work {
         })
     }
 
-    /// Whether `from` hosts the stage that frames of this kind come from.
-    pub(super) fn is_from(&self, from: PeerId, kind: Kind) -> bool {
-        let sender = match kind {
-            Kind::Forward | Kind::LookForward => self.number.checked_sub(1),
-            Kind::Backward => Some(self.number + 1),
-            Kind::Labels | Kind::LookLabels => Some(0),
-        };
-        sender
-            .and_then(|stage| self.view.plan.stages.get(stage))
-            .is_some_and(|stage| stage.host == from)
+    /// Whether this peer decides what is done when.
+    pub(super) fn leads_all(&self) -> bool {
+        self.place.stage == 0 && self.place.leads()
+    }
+
+    /// The lead of a stage.
+    pub(super) fn lead_of(&self, stage: usize) -> Option<PeerId> {
+        self.view.plan.stages.get(stage).and_then(Stage::lead)
+    }
+
+    /// Whether such a frame comes from `from`.
+    pub(super) fn is_from(&self, from: PeerId, head: &Head) -> bool {
+        let place = &self.place;
+        match head.kind {
+            Kind::Forward | Kind::Backward | Kind::Labels => {
+                let is_it = |piece: &Piece| {
+                    let is_whole = piece.rows.end == u32::MAX;
+                    piece.peer == from
+                        && piece.rows.start == head.row
+                        && (is_whole || piece.rows.len() as u32 == head.samples)
+                };
+                place.senders(head.kind).iter().any(is_it)
+            }
+            Kind::LookForward => {
+                let before = place.stage.checked_sub(1);
+                before.and_then(|stage| self.lead_of(stage)) == Some(from)
+            }
+            Kind::LookLabels => self.lead_of(0) == Some(from),
+            Kind::Begin | Kind::Looked => place.group.first() == Some(&from),
+            Kind::Gradient | Kind::Sum => place.fellows().any(|(_, fellow)| fellow == from),
+        }
+    }
+
+    /// Takes a frame that [`Work::is_from`] its sender.
+    pub(super) fn arrive(
+        &mut self,
+        from: PeerId,
+        head: &Head,
+        body: Vec<u8>,
+    ) -> Result<(), String> {
+        if let (Kind::Gradient | Kind::Sum, Some(sum)) = (head.kind, &mut self.sum) {
+            let mut fellows = self.place.fellows();
+            let member = fellows.find(|(_, fellow)| *fellow == from);
+            let (member, _) = member.ok_or("its sender hosts another stage")?;
+            return sum.arrive(head, member, body);
+        }
+        let at = (head.step, head.micro, head.row);
+        let arrived = self
+            .flow
+            .arrive(head.kind, at, head.version, head.marks, body);
+        arrived.map_err(|error| error.to_string())
     }
 
     /// The newest line has its copies: by default there is none for a while.
@@ -135,7 +194,7 @@ impl Work {
 
     /// The first stage judges the model from time to time, and after the last step.
     pub(super) fn want_look(&mut self, worker: &Worker) {
-        if self.number > 0 || self.flow.shape().looks == 0 {
+        if !self.leads_all() || self.flow.shape().looks == 0 {
             return;
         }
         let Some(next) = self.flow.begins().map(|step| step + 1) else {
@@ -162,25 +221,25 @@ impl Work {
         }
     }
 
-    /// Sends labels to the host of `stage`.
-    pub(super) fn send_labels(
+    /// Sends bytes to a peer.
+    pub(super) fn send_bytes(
         &mut self,
         worker: &mut Worker,
-        stage: usize,
+        to: PeerId,
         head: &Head,
         body: &[u8],
     ) -> Result<(), Stop> {
         let mut frame = Vec::with_capacity(HEAD_BYTES + body.len());
         head.append(&mut frame);
         frame.extend_from_slice(body);
-        self.send(worker, stage, frame)
+        self.send(worker, to, frame)
     }
 
-    /// Sends an activation or a gradient to the host of `stage`, in the job's number format.
+    /// Sends an activation or a gradient to those who compute its samples next, in the job's number format.
     pub(super) fn pass(
         &mut self,
         worker: &mut Worker,
-        stage: usize,
+        to: &[Piece],
         head: &Head,
         values: Activation,
     ) -> Result<(), Stop> {
@@ -189,31 +248,41 @@ impl Work {
             values: precision as u8,
             ..*head
         };
-        let mut bytes = Vec::with_capacity(HEAD_BYTES);
-        head.append(&mut bytes);
-        let frame = match precision {
-            Precision::F32 => values.into_frame(&bytes),
-            _ => {
-                let n_bytes = precision.n_bytes(values.bytes().len() / 4);
-                let buffers = worker.net.buffers();
-                let mut frame = buffers.take(HEAD_BYTES + n_bytes.unwrap_or(0));
-                frame.clear();
-                frame.extend_from_slice(&bytes);
-                precision.append(values.bytes(), &mut frame);
-                buffers.give(values.into_bytes());
-                frame
-            }
-        };
-        self.send(worker, stage, frame)
+        if let ([only], Precision::F32) = (to, precision) {
+            let mut bytes = Vec::with_capacity(HEAD_BYTES);
+            head.append(&mut bytes);
+            return self.send(worker, only.peer, values.into_frame(&bytes));
+        }
+        let per_sample = values.bytes().len() / head.samples.max(1) as usize;
+        for piece in to {
+            let rows = piece.rows.start..piece.rows.end.min(head.row + head.samples);
+            let at = |row: u32| (row - head.row) as usize * per_sample;
+            let own = &values.bytes()[at(rows.start)..at(rows.end)];
+            let n_bytes = precision.n_bytes(own.len() / 4);
+            let mut frame = worker.net.buffers().take(HEAD_BYTES + n_bytes.unwrap_or(0));
+            frame.clear();
+            let head = Head {
+                samples: rows.len() as u32,
+                row: rows.start,
+                ..head
+            };
+            head.append(&mut frame);
+            precision.append(own, &mut frame);
+            self.send(worker, piece.peer, frame)?;
+        }
+        worker.net.buffers().give(values.into_bytes());
+        Ok(())
     }
 
-    /// Sends a frame to the host of `stage`; waits for room, and lets the driver interrupt that.
-    fn send(&mut self, worker: &mut Worker, stage: usize, frame: Vec<u8>) -> Result<(), Stop> {
-        let Some(host) = self.view.plan.stages.get(stage).map(|stage| stage.host) else {
-            return Ok(());
-        };
+    /// Sends a frame; waits for room, and lets the driver interrupt that.
+    pub(super) fn send(
+        &mut self,
+        worker: &mut Worker,
+        to: PeerId,
+        frame: Vec<u8>,
+    ) -> Result<(), Stop> {
         self.bytes_out += frame.len() as u64;
-        let queue = self.outbox.queue(host);
+        let queue = self.outbox.queue(to);
         let began = Instant::now();
         let permit = match queue.try_reserve() {
             Ok(permit) => permit,

@@ -1,0 +1,292 @@
+//! Plans of stages with several hosts: the candidates as a [`Problem`], and [`skein_model::plan::hybrid`]'s groups as a plan of peers.
+//!
+//! The full planner may take longer than a beat may wait, so it runs on a thread of its own; what it found last is the answer, priced
+//! with the newest figures. After a loss [`skein_model::plan::replan`] finds a plan near the last one within milliseconds.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use skein_gossip::ids::PeerId;
+use skein_gossip::pipeline::agreement::{Candidate, Planned};
+use skein_gossip::pipeline::message;
+use skein_gossip::pipeline::plan::{self as wire, Member, Plan, Stage};
+use skein_model::plan::{
+    self, Data, Device, Group, Links, PlanError, Prediction, Problem, Reduction, Share, Stashing,
+    Work,
+};
+
+use super::facts::{Facts, LINES};
+use super::{links, times};
+
+/// Bytes of a sample that may not leave its owner: no plan sends it.
+const NEVER_SENT: u64 = 1 << 40;
+
+/// See the module's header.
+#[derive(Clone, Debug)]
+pub(super) struct HybridPlanner {
+    facts: Arc<Facts>,
+    /// Sizes of the blocks; times are the candidates' own.
+    measured: plan::Profile,
+    found: Arc<Mutex<Found>>,
+}
+
+/// What the thread found last.
+#[derive(Debug, Default)]
+struct Found {
+    searching: bool,
+    /// What was last known of each peer that was a candidate; as many as a job has members.
+    known: BTreeMap<PeerId, Candidate>,
+    /// For which peers, and what came of it.
+    last: Option<(Crew, Result<Plan, String>)>,
+}
+
+/// Peers that can host, and whether they hold the data.
+type Crew = Vec<(PeerId, bool)>;
+
+/// Candidates as the planner takes them: devices in their order.
+struct Posed {
+    hosts: Vec<PeerId>,
+    problem: Problem,
+}
+
+impl HybridPlanner {
+    /// None where stages have one host each.
+    pub(super) fn new(facts: &Arc<Facts>, measured: &plan::Profile) -> Option<Self> {
+        (facts.rows > 0).then(|| Self {
+            facts: Arc::clone(facts),
+            measured: measured.clone(),
+            found: Arc::default(),
+        })
+    }
+
+    /// The problem with these candidates, for each choice of whose data is used: raw samples stay where they are.
+    fn posed(&self, candidates: &[Candidate]) -> Vec<Posed> {
+        let able: Vec<&Candidate> = candidates
+            .iter()
+            .filter(|candidate| candidate.profile.is_some())
+            .collect();
+        let rows = self.facts.rows as usize;
+        let device = |candidate: &&Candidate| {
+            let profile = candidate.profile.as_deref()?;
+            Some(Device {
+                name: candidate.peer.short(),
+                capacity: f64::from(candidate.slowdown),
+                memory_bytes: match profile.memory {
+                    0 => u64::MAX,
+                    memory => memory,
+                },
+                times: Some(times::curves(profile, rows)),
+            })
+        };
+        let Some(devices) = able.iter().map(device).collect::<Option<Vec<_>>>() else {
+            return Vec::new();
+        };
+        let links = able.iter().map(|from| {
+            let row = able.iter().map(|to| links::link(from, to));
+            row.map(|link| (link.rate, link.latency)).unzip()
+        });
+        let (rate, latency): (Vec<Vec<f64>>, Vec<Vec<f64>>) = links.unzip();
+        let pipeline = &self.facts.pipeline;
+        let mut profile = self.measured.clone();
+        profile.input_bytes = NEVER_SENT;
+        let copies = LINES * u64::from(1 + pipeline.copies);
+        for (block, layout) in profile.blocks.iter_mut().zip(&self.facts.blocks) {
+            block.output_bytes = pipeline.values.wire_bytes(block.output_bytes);
+            block.state_bytes += copies * layout.encoded_len() as u64;
+        }
+        let problem = |data| Posed {
+            hosts: able.iter().map(|candidate| candidate.peer).collect(),
+            problem: Problem {
+                data,
+                least_samples: self.facts.layout.min_train_batch().unsigned_abs() as usize,
+                work: Work {
+                    profile: profile.clone(),
+                    micro_batch: rows,
+                    n_micro: pipeline.n_micro() as usize,
+                    recompute: pipeline.recompute,
+                    hides_transfers: pipeline.hides_transfers(),
+                    stashing: Stashing::None,
+                },
+                devices: devices.clone(),
+                links: Links {
+                    rate: rate.clone(),
+                    latency: latency.clone(),
+                    shared: true,
+                },
+            },
+        };
+        let owners = able
+            .iter()
+            .enumerate()
+            .filter(|(_, candidate)| candidate.has_data);
+        match able.iter().all(|candidate| candidate.has_data) {
+            true => vec![problem(Data::Everywhere)],
+            false => owners.map(|(at, _)| problem(Data::At(at))).collect(),
+        }
+    }
+
+    /// The best plan that is known for these candidates.
+    ///
+    /// # Errors
+    /// In words for the user: why there is none, or that it is being looked for.
+    pub(super) fn plan(&self, candidates: &[Candidate]) -> Result<Planned, String> {
+        let posed = self.posed(candidates);
+        if posed.is_empty() {
+            return Err("no peer that holds the data has measured itself yet".into());
+        }
+        let crew: Crew = candidates
+            .iter()
+            .filter(|candidate| candidate.profile.is_some())
+            .map(|candidate| (candidate.peer, candidate.has_data))
+            .collect();
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = found.last.clone().filter(|(of, _)| *of == crew);
+        if found.known.len() > message::MAX_MEMBERS {
+            found.known.clear();
+        }
+        let able = candidates
+            .iter()
+            .filter(|candidate| candidate.profile.is_some());
+        found
+            .known
+            .extend(able.map(|candidate| (candidate.peer, candidate.clone())));
+        let is_idle = !std::mem::replace(&mut found.searching, true);
+        drop(found);
+        if is_idle {
+            self.search(posed, crew);
+        }
+        let (_, plan) = last.ok_or("the best plan is being looked for")?;
+        let plan = plan?;
+        let step_us = self.step_us(&plan, candidates);
+        let step_us = step_us.ok_or("a host of the best plan is not here any more")?;
+        Ok(Planned { plan, step_us })
+    }
+
+    /// Looks for the best plan on a thread of its own.
+    fn search(&self, posed: Vec<Posed>, crew: Crew) {
+        let found = Arc::clone(&self.found);
+        let search = move || {
+            let best = best(&posed);
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            found.searching = false;
+            found.last = Some((crew, best));
+        };
+        let spawned = std::thread::Builder::new()
+            .name("planner".into())
+            .spawn(search);
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "no thread for the planner: this peer proposes no plan");
+        }
+    }
+
+    /// A plan near `lost` without the one of its hosts that is gone. None where several are, or nothing near it will do.
+    pub(super) fn replan(&self, lost: &Plan, candidates: &[Candidate]) -> Option<Planned> {
+        let gone = |host: &PeerId| candidates.iter().all(|candidate| candidate.peer != *host);
+        let mut all_gone = lost.hosts().filter(gone);
+        let (gone, None) = (all_gone.next()?, all_gone.next()) else {
+            return None;
+        };
+        let known = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = known.known.get(&gone).cloned()?;
+        drop(known);
+        let with_gone: Vec<Candidate> = candidates.iter().cloned().chain([gone]).collect();
+        let near = |posed: Posed| {
+            let groups = groups(lost, &posed.hosts, self.facts.rows)?;
+            let device = posed.hosts.len() - 1;
+            let near = plan::replan(&posed.problem, &groups, device).ok()?;
+            plan_of(&posed, &near.groups).ok()
+        };
+        let plans = self.posed(&with_gone).into_iter().filter_map(near);
+        let priced = plans.filter_map(|plan| {
+            let step_us = self.step_us(&plan, candidates)?;
+            Some(Planned { plan, step_us })
+        });
+        priced.min_by(|a, b| a.step_us.total_cmp(&b.step_us))
+    }
+
+    fn step_us(&self, plan: &Plan, candidates: &[Candidate]) -> Option<f64> {
+        let prediction = self.predict(plan, candidates)?;
+        Some(prediction.step_seconds * 1e6)
+    }
+
+    /// What `plan` promises these candidates; figures of hosts in the order of the plan.
+    pub(super) fn predict(&self, plan: &Plan, candidates: &[Candidate]) -> Option<Prediction> {
+        // Whose data is used makes no difference once it is known who hosts the first stage.
+        let posed = self.posed(candidates);
+        let prices = posed.iter().filter_map(|posed| {
+            let groups = groups(plan, &posed.hosts, self.facts.rows)?;
+            plan::price(&posed.problem, &groups).ok()
+        });
+        prices.min_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds))
+    }
+}
+
+/// The best plan of all choices of whose data is used.
+fn best(posed: &[Posed]) -> Result<Plan, String> {
+    let mut best: Option<(f64, Plan)> = None;
+    let mut reason = String::new();
+    for posed in posed {
+        let found = plan::hybrid(&posed.problem);
+        let found = found.and_then(|found| {
+            Ok((
+                found.prediction.step_seconds,
+                plan_of(posed, &found.groups)?,
+            ))
+        });
+        match found {
+            Ok((seconds, plan)) => {
+                if best.as_ref().is_none_or(|(least, _)| seconds < *least) {
+                    best = Some((seconds, plan));
+                }
+            }
+            Err(error) => reason = error.to_string(),
+        }
+    }
+    best.map(|(_, plan)| plan).ok_or(reason)
+}
+
+/// A plan of peers.
+fn plan_of(posed: &Posed, groups: &[Group]) -> Result<Plan, PlanError> {
+    let ways = plan::reductions(&posed.problem, groups)?;
+    let member = |share: &Share| Member {
+        peer: posed.hosts[share.device],
+        samples: u32::try_from(share.samples).unwrap_or(u32::MAX),
+    };
+    let stage = |(group, way): (&Group, Option<Reduction>)| Stage {
+        in_flight: u32::try_from(group.in_flight).unwrap_or(u32::MAX),
+        members: group.shares.iter().map(member).collect(),
+        blocks: group.blocks.start as u16..group.blocks.end as u16,
+        reduction: match way {
+            Some(Reduction::Shards) => wire::Reduction::Shards,
+            Some(Reduction::Direct) | None => wire::Reduction::Direct,
+        },
+    };
+    Ok(Plan {
+        stages: groups.iter().zip(ways).map(stage).collect(),
+    })
+}
+
+/// The same with devices in the order of `hosts`; none where a host is not among them.
+fn groups(plan: &Plan, hosts: &[PeerId], rows: u32) -> Option<Vec<Group>> {
+    let group = |stage: &Stage| {
+        let share = |member: &Member| {
+            Some(Share {
+                device: hosts.iter().position(|host| *host == member.peer)?,
+                samples: match stage.is_shared() {
+                    true => member.samples as usize,
+                    false => rows as usize,
+                },
+            })
+        };
+        Some(Group {
+            blocks: stage.blocks.start.into()..stage.blocks.end.into(),
+            shares: stage
+                .members
+                .iter()
+                .map(share)
+                .collect::<Option<Vec<_>>>()?,
+            in_flight: stage.in_flight as usize,
+        })
+    };
+    plan.stages.iter().map(group).collect()
+}
