@@ -10,6 +10,7 @@ mod away;
 mod continual;
 mod faults;
 mod joining;
+mod hybrid;
 mod kills;
 mod methods;
 mod pipeline;

@@ -6,7 +6,6 @@ use skein_model::config::{ConfigError, ModelConfig};
 use super::document::Document;
 use super::error::JobError;
 use super::file::JobFile;
-use super::strategy::pipeline::Cut;
 use super::strategy::{Commit, Kind, Local, Waiting};
 
 /// Longest label.
@@ -110,10 +109,10 @@ fn pipeline(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
             "leave it out: the hosts of a stage add their gradients up before each update",
         ),
         (
-            !is_hybrid || pipeline.cut == Cut::Measured,
+            is_hybrid || !pipeline.cut.is_of_hybrids(),
             "strategy.pipeline.cut",
-            &"a baseline",
-            "leave it out, or write kind = \"pipeline\": the other cuts are for stages of one host",
+            &"for stages with several hosts",
+            "leave it out, or write kind = \"hybrid\" in [strategy]",
         ),
         (
             !is_hybrid || job.train.batch.is_multiple_of(micro_batches),

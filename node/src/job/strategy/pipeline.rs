@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use skein_gossip::pipeline::agreement::{self, Cutting};
 use skein_gossip::pipeline::group::Place;
 use skein_gossip::pipeline::{flow, values};
+use skein_model::plan::Baseline;
 
 /// Least steps between two copies by default.
 const LEAST_STEPS: u64 = 10;
@@ -81,6 +82,34 @@ pub enum Cut {
     Equal,
     /// By the times on one device, as if all were like it (PipeDream; a baseline).
     Pipedream,
+    /// With `kind = "hybrid"`: all peers are hosts of one stage, the whole model (dense data parallelism; a baseline).
+    DataParallel,
+    /// With `kind = "hybrid"`: GPipe's stages of one host each; to be run with `schedule = "gpipe"` (a baseline).
+    Gpipe,
+    /// With `kind = "hybrid"`: DAPPLE's stages and groups, as if all peers were alike (a baseline).
+    Dapple,
+    /// With `kind = "hybrid"`: HetPipe's pipelines side by side (a baseline).
+    Hetpipe,
+}
+
+impl Cut {
+    /// As which other planner stages with several hosts are planned; none for our own.
+    pub fn baseline(self) -> Option<Baseline> {
+        match self {
+            Self::Measured => None,
+            Self::Equal => Some(Baseline::Equal),
+            Self::Pipedream => Some(Baseline::PipeDream),
+            Self::DataParallel => Some(Baseline::DataParallel),
+            Self::Gpipe => Some(Baseline::GPipe),
+            Self::Dapple => Some(Baseline::Dapple),
+            Self::Hetpipe => Some(Baseline::HetPipe),
+        }
+    }
+
+    /// Whether it is for stages that may have several hosts alone.
+    pub fn is_of_hybrids(self) -> bool {
+        !matches!(self, Self::Measured | Self::Equal | Self::Pipedream)
+    }
 }
 
 /// Number format between stages.

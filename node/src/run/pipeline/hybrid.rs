@@ -11,8 +11,8 @@ use skein_gossip::pipeline::agreement::{Candidate, Planned};
 use skein_gossip::pipeline::message;
 use skein_gossip::pipeline::plan::{self as wire, Member, Plan, Stage};
 use skein_model::plan::{
-    self, Data, Device, Group, Links, PlanError, Prediction, Problem, Reduction, Share, Stashing,
-    Work,
+    self, Baseline, Data, Device, Group, Links, PlanError, Prediction, Problem, Reduction, Share,
+    Stashing, Work,
 };
 
 use super::facts::{Facts, LINES};
@@ -164,9 +164,9 @@ impl HybridPlanner {
 
     /// Looks for the best plan on a thread of its own.
     fn search(&self, posed: Vec<Posed>, crew: Crew) {
-        let found = Arc::clone(&self.found);
+        let (found, baseline) = (Arc::clone(&self.found), self.facts.pipeline.cut.baseline());
         let search = move || {
-            let best = best(&posed);
+            let best = best(&posed, baseline);
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
             found.searching = false;
             found.last = Some((crew, best));
@@ -181,6 +181,9 @@ impl HybridPlanner {
 
     /// A plan near `lost` without the one of its hosts that is gone. None where several are, or nothing near it will do.
     pub(super) fn replan(&self, lost: &Plan, candidates: &[Candidate]) -> Option<Planned> {
+        if self.facts.pipeline.cut.baseline().is_some() {
+            return None;
+        }
         let gone = |host: &PeerId| candidates.iter().all(|candidate| candidate.peer != *host);
         let mut all_gone = lost.hosts().filter(gone);
         let (gone, None) = (all_gone.next()?, all_gone.next()) else {
@@ -221,12 +224,15 @@ impl HybridPlanner {
     }
 }
 
-/// The best plan of all choices of whose data is used.
-fn best(posed: &[Posed]) -> Result<Plan, String> {
+/// The best plan of all choices of whose data is used, or another planner's.
+fn best(posed: &[Posed], other: Option<Baseline>) -> Result<Plan, String> {
     let mut best: Option<(f64, Plan)> = None;
     let mut reason = String::new();
     for posed in posed {
-        let found = plan::hybrid(&posed.problem);
+        let found = match other {
+            None => plan::hybrid(&posed.problem),
+            Some(other) => plan::baseline(&posed.problem, other),
+        };
         let found = found.and_then(|found| {
             Ok((
                 found.prediction.step_seconds,

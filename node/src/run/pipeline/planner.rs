@@ -138,6 +138,10 @@ impl CutPlanner {
             }
             Cut::Equal => plan::equal(work, devices, links, &order)?,
             Cut::Pipedream => plan::pipedream(work, devices, links, &order)?,
+            Cut::DataParallel | Cut::Gpipe | Cut::Dapple | Cut::Hetpipe => {
+                // Job files with these have stages with several hosts, which another planner plans.
+                return Err(PlanError::Overlapping);
+            }
         };
         let prediction = plan::predict(work, devices, links, &placements)?;
         Ok((placements, prediction))

@@ -1,0 +1,112 @@
+//! Jobs whose stages have several hosts: what they train is what one peer trains, but for the last bits, and a lost host is made up
+//! for.
+
+use skein_tests::{Cluster, Job};
+
+/// A hybrid of `stop` steps on `peers` peers, with stages as `cut` has them.
+fn hybrid(stop: &'static str, peers: u32, cut: &str) -> String {
+    let job = Job {
+        hidden: &[48, 48, 48, 48],
+        batch: 32,
+        stop,
+        peers,
+        evaluate_every: 40,
+        checkpoint: "steps = 20",
+        ..Job::default()
+    };
+    let toml = job.toml();
+    let (before, after) = toml.split_once("[strategy.exchange]").unwrap();
+    let (_, after) = after.split_once("[evaluate]").unwrap();
+    format!(
+        "{before}[strategy]\nkind = \"hybrid\"\n[strategy.pipeline]\nmicro_batches = 4\ncopy_every = 5\ncut = \"{cut}\"\n\
+         [evaluate]{after}"
+    )
+}
+
+/// Validation losses by step, from whoever judged.
+fn losses(cluster: &Cluster, nodes: &[usize], job: &str) -> Vec<(u64, f64)> {
+    let looks = nodes
+        .iter()
+        .flat_map(|n| cluster.node(*n).events(job, "evaluated"));
+    let mut losses: Vec<(u64, f64)> = looks
+        .map(|look| {
+            (
+                look["step"].as_u64().unwrap(),
+                look["val_loss"].as_f64().unwrap(),
+            )
+        })
+        .collect();
+    losses.sort_by_key(|(step, _)| *step);
+    losses
+}
+
+/// How many hosts the stages of the first cut have.
+fn hosts(cluster: &Cluster, job: &str) -> Vec<usize> {
+    let cut = &cluster.node(0).events(job, "cut")[0];
+    let stages = cut["stages"].as_array().unwrap().iter();
+    stages
+        .map(|stage| stage["shares"].as_array().map_or(1, Vec::len))
+        .collect()
+}
+
+/// The validation losses of one peer alone.
+fn alone(stop: &'static str) -> Vec<(u64, f64)> {
+    let cluster = Cluster::start(1);
+    let job = cluster.submit(0, &hybrid(stop, 1, "measured"));
+    cluster.wait_for_one_hash(&[0], &job);
+    losses(&cluster, &[0], &job)
+}
+
+#[test]
+fn peers_that_share_stages_train_what_one_trains() {
+    let expected = alone("steps = 120");
+    assert_eq!(expected.len(), 3, "{expected:?}");
+    for (n, cut, shape) in [(3, "data-parallel", vec![3]), (4, "hetpipe", vec![2, 2])] {
+        let cluster = Cluster::start(n);
+        let all: Vec<usize> = (0..n).collect();
+        let job = cluster.submit(0, &hybrid("steps = 120", n as u32, cut));
+        cluster.wait_for_one_hash(&all, &job);
+        assert_eq!(hosts(&cluster, &job), shape, "{cut}");
+        let seen = losses(&cluster, &all, &job);
+        assert_eq!(seen.len(), 3, "leads alone look: {seen:?}");
+        for ((step, loss), (of, expected)) in seen.iter().zip(&expected) {
+            assert_eq!(step, of);
+            assert!(
+                (loss - expected).abs() < 1e-4,
+                "{cut}, step {step}: {loss} and {expected}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_lost_host_of_a_shared_stage_is_made_up_for_and_may_come_back() {
+    let mut cluster = Cluster::start(4);
+    let all = [0, 1, 2, 3];
+    let job = cluster.submit(0, &hybrid("steps = 3000", 4, "hetpipe"));
+    cluster.wait_for_step(&all, &job, 100);
+    cluster.node(2).kill();
+    cluster.wait_for_steps(&[0, 1, 3], &job, 200);
+    cluster.restart(2);
+    cluster.wait_for_one_hash(&all, &job);
+    let samples: u64 = {
+        let result = cluster.node(0).result(&job).unwrap();
+        let contributions = result["contributions"].as_array().unwrap().iter();
+        contributions
+            .map(|peer| peer["samples"].as_u64().unwrap())
+            .sum()
+    };
+    assert!(samples > 0);
+    let last = *losses(&cluster, &all, &job).last().unwrap();
+    assert!(last.0 == 3000 && last.1 < 0.3, "{last:?}");
+}
+
+#[test]
+fn the_measured_plan_trains_and_is_shown() {
+    let cluster = Cluster::start(2);
+    let job = cluster.submit(0, &hybrid("steps = 400", 2, "measured"));
+    let hash = cluster.wait_for_one_hash(&[0, 1], &job);
+    assert_eq!(cluster.node(0).result(&job).unwrap()["best"]["hash"], hash);
+    let cut = &cluster.node(0).events(&job, "cut")[0];
+    assert!(cut["step_s"].as_f64().unwrap() > 0.0, "{cut}");
+}
