@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use skein_model::config::{DataConfig, ModelConfig, OptimiserConfig, Source};
+use skein_model::config::{DataConfig, ModelConfig, OptimiserConfig, Source, Stem};
 use skein_model::data::{self, Batch, Dataset};
 use skein_model::model::{Layout, Model};
 use skein_model::snapshot::Snapshot;
@@ -70,6 +70,14 @@ fn zoo() -> Vec<Case> {
         },
         ModelConfig::Cnn {},
         ModelConfig::MobilenetV2 { width: 0.25 },
+        ModelConfig::EfficientnetB1 {
+            width: 0.25,
+            stochastic_depth: 0.5,
+        },
+        ModelConfig::Resnet50 {
+            width: 0.125,
+            stem: Stem::Imagenet,
+        },
         gpt("tied = false\ndropout = 0.1"),
     ];
     configs.into_iter().map(case).collect()
@@ -640,6 +648,54 @@ fn a_delta_between_two_steps_gives_the_newer_one() {
             }
             let ratio = packed as f64 / whole.max(1) as f64;
             println!("{name}, step {step}: {packed} of {whole} bytes ({ratio:.3})");
+        }
+    }
+}
+
+#[test]
+fn dbg_where() {
+    for case in zoo() {
+        if !matches!(case.config, ModelConfig::EfficientnetB1 { .. }) {
+            continue;
+        }
+        let n = boundary_shapes(&case.config, case.shape, case.n_classes)
+            .unwrap()
+            .len();
+        let batch = case.data.batch(&[0, 1, 2, 3]);
+        let new = |blocks| {
+            Stage::new(
+                &case.config,
+                case.shape,
+                case.n_classes,
+                SEED,
+                blocks,
+                sgd(),
+            )
+            .unwrap()
+        };
+        let mut act: Option<Activation> = None;
+        for k in 1..n {
+            let whole = new(0..k).forward(0, 1.0, &batch).unwrap();
+            let mut own = new(k - 1..k);
+            let a = match &act {
+                None => own.forward(0, 1.0, &batch),
+                Some(a) => own.forward(0, 1.0, a),
+            }
+            .unwrap();
+            let (v, w) = (a.values(), whole.values());
+            let d = v
+                .iter()
+                .zip(&w)
+                .filter(|(a, b)| a.to_bits() != b.to_bits())
+                .count();
+            let max = w.iter().fold(0f32, |m, v| m.max(v.abs()));
+            println!(
+                "{k} {:?} differ {d} of {} max {max} nan {}",
+                a.shape(),
+                v.len(),
+                v.iter().any(|v| v.is_nan())
+            );
+            act = Some(whole);
         }
     }
 }
