@@ -133,6 +133,29 @@ mod tests {
         // The first block of mobilenet-v2: convolution, batch norm, clamped in place.
         let mobile = kept_bytes(&ModelConfig::MobilenetV2 { width: 1.0 }, [3, 32, 32], 10).unwrap();
         assert_eq!(mobile[0], 4 * 3 * 32 * 32 + 2 * 4 * 32 * 16 * 16);
+        let of = |text: &str| kept_bytes(&toml::from_str(text).unwrap(), [3, 32, 32], 10).unwrap();
+        // The second block of efficientnet-b1: convolution, batch norm, SiLU; the input of the scaling, and inside it those
+        // of a convolution, SiLU and a convolution, and the factors; convolution, batch norm.
+        let efficient = of("kind = 'efficientnet-b1'");
+        let pixels = 16 * 16;
+        let scaling = 32 + 8 + 8 + 32;
+        assert_eq!(
+            efficient[1],
+            4 * ((3 + 1 + 1) * 32 * pixels + 16 * pixels + scaling)
+        );
+        // The third has a mask behind that, one number per sample.
+        assert_eq!(
+            efficient[2],
+            4 * ((3 + 1 + 1 + 1) * 16 * pixels + (16 + 4 + 4 + 16) + 1)
+        );
+        // The second block of resnet-50: three convolutions and batch norms, a batch norm on the shortcut.
+        let resnet = of("kind = 'resnet-50'\nstem = 'cifar'");
+        assert_eq!(resnet[1], 4 * 32 * 32 * (5 * 64 + 2 * 256));
+        let pooled = of("kind = 'resnet-50'");
+        assert_eq!(
+            pooled[0],
+            4 * (3 * 32 * 32 + 2 * 64 * pixels + 2 * 64 * pixels / 4)
+        );
     }
 
     #[test]

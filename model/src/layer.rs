@@ -310,3 +310,36 @@ fn attention(x: &Tensor, heads: i64) -> Result<Tensor, TchError> {
     let rows = mixed.f_transpose(1, 2)?; // [B, T, H, D]
     rows.f_reshape([batch, length, width]) // [B, T, C]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stochastic_depth_drops_whole_samples_alike_whenever_a_pass_is_made_again() {
+        let nothing = Arena::new(Vec::new(), 0, false).unwrap();
+        let drop = |mode, block, number| -> Vec<f32> {
+            let variables = Variables::of(&nothing, 0);
+            let mut pass = Pass::new(variables, variables, mode, 3, number);
+            pass.enter(block);
+            let x = Tensor::ones([400, 2, 3, 3], (Kind::Float, tch::Device::Cpu));
+            let y = Layer::StochasticDepth { p: 0.25 }.forward(x, &mut pass);
+            y.unwrap().flatten(0, -1).try_into().unwrap()
+        };
+        let y = drop(Mode::Train, "features.3", 7);
+        let samples = y.chunks(2 * 3 * 3);
+        assert!(
+            samples
+                .clone()
+                .all(|sample| sample.iter().all(|v| *v == sample[0]))
+        );
+        let firsts: Vec<f32> = samples.map(|sample| sample[0]).collect();
+        assert!(firsts.iter().all(|v| [0.0, 1.0 / 0.75].contains(v)));
+        let dropped = firsts.iter().filter(|v| **v == 0.0).count();
+        assert!((70..130).contains(&dropped), "{dropped} of 400");
+        assert_eq!(drop(Mode::Again, "features.3", 7), y);
+        assert_ne!(drop(Mode::Train, "features.3", 8), y);
+        assert_ne!(drop(Mode::Train, "features.4", 7), y);
+        assert_eq!(drop(Mode::Evaluate, "features.3", 7), vec![1.0; y.len()]);
+    }
+}

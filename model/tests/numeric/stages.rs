@@ -364,7 +364,8 @@ fn initial_weights_are_the_whole_models() {
 #[test]
 fn evaluation_in_stages_is_that_of_the_whole_model() {
     for case in zoo() {
-        let optimiser = sgd();
+        // Plain SGD throws deep models off: of four samples with a pixel each, gradients through batch norm are huge.
+        let optimiser = adamw();
         let snapshot = whole(&case, &optimiser).pop().unwrap();
         let model = Model::new(&case.config, case.shape, case.n_classes, SEED).unwrap();
         let mut trainer = Trainer::new(model, optimiser.clone()).unwrap();
@@ -390,6 +391,7 @@ fn evaluation_in_stages_is_that_of_the_whole_model() {
                 Some(before) => last.evaluate_loss(before, &labels).unwrap(),
             };
             let n = labels.len() as f64;
+            assert!(loss.is_finite(), "{:?}", case.config);
             assert_eq!((loss / n).to_bits(), expected.loss.to_bits());
             assert_eq!(correct as f64 / n, expected.accuracy);
         }
@@ -648,54 +650,6 @@ fn a_delta_between_two_steps_gives_the_newer_one() {
             }
             let ratio = packed as f64 / whole.max(1) as f64;
             println!("{name}, step {step}: {packed} of {whole} bytes ({ratio:.3})");
-        }
-    }
-}
-
-#[test]
-fn dbg_where() {
-    for case in zoo() {
-        if !matches!(case.config, ModelConfig::EfficientnetB1 { .. }) {
-            continue;
-        }
-        let n = boundary_shapes(&case.config, case.shape, case.n_classes)
-            .unwrap()
-            .len();
-        let batch = case.data.batch(&[0, 1, 2, 3]);
-        let new = |blocks| {
-            Stage::new(
-                &case.config,
-                case.shape,
-                case.n_classes,
-                SEED,
-                blocks,
-                sgd(),
-            )
-            .unwrap()
-        };
-        let mut act: Option<Activation> = None;
-        for k in 1..n {
-            let whole = new(0..k).forward(0, 1.0, &batch).unwrap();
-            let mut own = new(k - 1..k);
-            let a = match &act {
-                None => own.forward(0, 1.0, &batch),
-                Some(a) => own.forward(0, 1.0, a),
-            }
-            .unwrap();
-            let (v, w) = (a.values(), whole.values());
-            let d = v
-                .iter()
-                .zip(&w)
-                .filter(|(a, b)| a.to_bits() != b.to_bits())
-                .count();
-            let max = w.iter().fold(0f32, |m, v| m.max(v.abs()));
-            println!(
-                "{k} {:?} differ {d} of {} max {max} nan {}",
-                a.shape(),
-                v.len(),
-                v.iter().any(|v| v.is_nan())
-            );
-            act = Some(whole);
         }
     }
 }
