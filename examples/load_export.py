@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Loads a model that `skein export` wrote into plain PyTorch and prints the logits of an image.
 
-    pip install torch safetensors          (and torchvision for mobilenet-v2)
+    pip install torch safetensors          (and torchvision for mobilenet-v2, efficientnet-b1, resnet-50)
     python3 load_export.py model.safetensors
     python3 load_export.py model.safetensors images.pt      a float tensor [B, C, H, W] with pixels from 0 to 1,
                                                             of a gpt [B, 1, 1, T] with the tokens' numbers
@@ -113,6 +113,55 @@ class Gpt(nn.Module):
         return F.linear(parts["ln_f"](x), head)
 
 
+def with_channels(conv, channels):
+    """A first convolution for so many channels: torchvision's models take three."""
+    if channels == conv.in_channels:
+        return conv
+    return nn.Conv2d(channels, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, bias=False)
+
+
+def efficientnet_b1(config, channels, n_classes):
+    """torchvision's efficientnet_b1; of another width the class behind it with the settings behind it."""
+    from torchvision.models import efficientnet
+
+    drop = {"stochastic_depth_prob": config["stochastic_depth"], "num_classes": n_classes}
+    if config["width"] == 1:
+        model = efficientnet.efficientnet_b1(**drop)
+    else:
+        stages, last = efficientnet._efficientnet_conf("efficientnet_b1", width_mult=config["width"], depth_mult=1.1)
+        model = efficientnet.EfficientNet(stages, 0.2, last_channel=last, **drop)
+    model.features[0][0] = with_channels(model.features[0][0], channels)
+    return model
+
+
+def resnet_50(config, channels, n_classes):
+    """torchvision's resnet50, with another stem and other widths where the settings have them."""
+    from torchvision.models import resnet
+    from torchvision.models._utils import _make_divisible
+
+    def scaled(planes):
+        return _make_divisible(planes * config["width"], 8)
+
+    class Scaled(resnet.ResNet):
+        def _make_layer(self, block, planes, *rest, **settings):
+            if planes == 64:
+                self.inplanes = scaled(64)
+            return super()._make_layer(block, scaled(planes), *rest, **settings)
+
+    if config["width"] == 1:
+        model = resnet.resnet50(num_classes=n_classes)
+    else:
+        model = Scaled(resnet.Bottleneck, [3, 4, 6, 3])
+        model.conv1 = nn.Conv2d(3, scaled(64), 7, stride=2, padding=3, bias=False)
+        model.bn1 = nn.BatchNorm2d(scaled(64))
+        model.fc = nn.Linear(4 * scaled(512), n_classes)
+    if config["stem"] == "cifar":
+        model.conv1 = nn.Conv2d(3, scaled(64), 3, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    model.conv1 = with_channels(model.conv1, channels)
+    return model
+
+
 def build(config, input_shape, n_classes):
     """The model that the description `config` names, with fresh weights."""
     channels, height, width = input_shape
@@ -124,10 +173,12 @@ def build(config, input_shape, n_classes):
         from torchvision.models import mobilenet_v2
 
         model = mobilenet_v2(num_classes=n_classes, width_mult=config["width"])
-        if channels != 3:
-            first = model.features[0][0]
-            model.features[0][0] = nn.Conv2d(channels, first.out_channels, 3, stride=2, padding=1, bias=False)
+        model.features[0][0] = with_channels(model.features[0][0], channels)
         return model
+    if config["kind"] == "efficientnet-b1":
+        return efficientnet_b1(config, channels, n_classes)
+    if config["kind"] == "resnet-50":
+        return resnet_50(config, channels, n_classes)
     if config["kind"] == "gpt":
         return Gpt(config)
     raise SystemExit(f"unknown model {config['kind']}")

@@ -18,6 +18,9 @@ pub struct Segment {
     pub shape: Vec<i64>,
 }
 
+/// f32 in the 64 bytes that kernels like their operands to be aligned to.
+const LINE: usize = 16;
+
 /// All variables of one kind (parameters or buffers), one behind the other without gaps.
 #[derive(Debug)]
 pub struct Arena {
@@ -28,10 +31,18 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// An arena of zeros. `segments` must follow each other without gaps; `trainable` variables record gradients.
-    pub(crate) fn new(segments: Vec<Segment>, trainable: bool) -> Result<Self, TchError> {
+    /// An arena of zeros. `segments` must follow each other without gaps; `trainable` variables record gradients. `before`
+    /// is the number of elements that the whole model has before the first of them: kernels sum in another order where
+    /// operands are aligned otherwise, so a part of a model lies in its memory as the whole model would.
+    pub(crate) fn new(
+        segments: Vec<Segment>,
+        before: usize,
+        trainable: bool,
+    ) -> Result<Self, TchError> {
         let len = segments.iter().map(|segment| segment.len).sum::<usize>();
-        let flat = Tensor::f_zeros([len as i64], (Kind::Float, Device::Cpu))?;
+        let shift = before % LINE;
+        let memory = Tensor::f_zeros([(shift + len) as i64], (Kind::Float, Device::Cpu))?;
+        let flat = memory.f_narrow(0, shift as i64, len as i64)?;
         let variable = |segment: &Segment| {
             flat.f_narrow(0, segment.offset as i64, segment.len as i64)?
                 .f_view(segment.shape.as_slice())?
@@ -137,8 +148,12 @@ mod tests {
             len: shape.iter().product::<i64>() as usize,
             shape: shape.to_vec(),
         };
-        let mut arena =
-            Arena::new(vec![segment("a", 0, &[2, 3]), segment("b", 6, &[4])], true).unwrap();
+        let mut arena = Arena::new(
+            vec![segment("a", 0, &[2, 3]), segment("b", 6, &[4])],
+            0,
+            true,
+        )
+        .unwrap();
         arena
             .values_mut()
             .iter_mut()
@@ -151,8 +166,28 @@ mod tests {
     }
 
     #[test]
+    fn a_part_of_a_model_is_aligned_as_in_the_whole() {
+        let segment = |offset, len: usize| Segment {
+            name: format!("from {offset}"),
+            offset,
+            len,
+            shape: vec![len as i64],
+        };
+        let whole = Arena::new(vec![segment(0, 19), segment(19, 5)], 0, false).unwrap();
+        let mut part = Arena::new(vec![segment(0, 5)], 19, false).unwrap();
+        part.values_mut().fill(2.0);
+        assert_eq!(
+            (part.len(), part.variables()[0].double_value(&[4])),
+            (5, 2.0)
+        );
+        let place = |arena: &Arena, number: usize| arena.variables()[number].data_ptr().addr() % 64;
+        assert_eq!(place(&whole, 1), place(&part, 0));
+        assert_eq!(place(&part, 0), 4 * 19 % 64);
+    }
+
+    #[test]
     fn an_empty_arena_is_an_empty_slice() {
-        let mut arena = Arena::new(Vec::new(), false).unwrap();
+        let mut arena = Arena::new(Vec::new(), 0, false).unwrap();
         assert!(arena.is_empty());
         assert!(arena.values_mut().is_empty());
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use tch::{TchError, Tensor};
 
 use crate::arena::Segment;
-use crate::layer::{Layer, Pass};
+use crate::layer::{self, Layer, Pass};
 
 /// Most parameters a model may have (8 GiB of f32); more is taken for a mistake in the job file.
 pub const MAX_PARAMETERS: usize = 1 << 31;
@@ -52,9 +52,7 @@ pub(crate) fn run(blocks: &[Block], x: &Tensor, pass: &mut Pass) -> Result<Tenso
     let mut y = x.shallow_clone();
     for block in blocks {
         pass.enter(&block.name);
-        for layer in &block.layers {
-            y = layer.forward(y, pass)?;
-        }
+        y = layer::through(&block.layers, &y, pass)?;
     }
     Ok(y)
 }
@@ -95,6 +93,30 @@ pub(crate) struct Conv {
     pub(crate) kernel: i64,
     pub(crate) stride: i64,
     pub(crate) groups: i64,
+}
+
+impl Conv {
+    /// Every pixel by itself.
+    pub(crate) fn pointwise(inputs: i64, outputs: i64) -> Self {
+        Self {
+            inputs,
+            outputs,
+            kernel: 1,
+            stride: 1,
+            groups: 1,
+        }
+    }
+
+    /// Every channel by itself.
+    pub(crate) fn depthwise(channels: i64, kernel: i64, stride: i64) -> Self {
+        Self {
+            inputs: channels,
+            outputs: channels,
+            kernel,
+            stride,
+            groups: channels,
+        }
+    }
 }
 
 impl Builder {

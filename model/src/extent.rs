@@ -46,14 +46,21 @@ fn behind(layer: &Layer, input: &[i64], segments: &[Segment]) -> (Vec<i64>, u64)
             },
             [_, sides @ ..],
         ) => {
-            let kernel = &segments[*weight].shape; // [C', C/groups, K, K]
-            let side = |side: &i64| (side + 2 * padding - kernel[3]) / stride + 1;
-            let shape = [kernel[0]].into_iter().chain(sides.iter().map(side));
-            (shape.collect(), 4 * n)
+            let weight = &segments[*weight].shape; // [C', C/groups, K, K]
+            (
+                slid(weight[0], sides, [weight[3], *stride, *padding]),
+                4 * n,
+            )
         }
-        (Layer::MaxPool, [channels, sides @ ..]) => {
-            let halves = sides.iter().map(|side| side / 2);
-            let shape: Vec<i64> = [*channels].into_iter().chain(halves).collect();
+        (
+            Layer::MaxPool {
+                kernel,
+                stride,
+                padding,
+            },
+            [channels, sides @ ..],
+        ) => {
+            let shape = slid(*channels, sides, [*kernel, *stride, *padding]);
             let places = 8 * elements(&shape);
             (shape, 4 * n + places)
         }
@@ -67,19 +74,37 @@ fn behind(layer: &Layer, input: &[i64], segments: &[Segment]) -> (Vec<i64>, u64)
         ),
         // Queries, keys and values, and the result, of which the layer behind keeps a copy.
         (Layer::Attention { .. }, _) => (with_last(last / 3), 4 * n + 4 * n / 3),
-        (Layer::Residual(layers), _) => {
-            let inner = through(layers, input.to_vec(), segments);
-            (input.to_vec(), inner.kept_bytes)
+        // The input and the factors, which are the output of the last of the layers and are counted there.
+        (Layer::Scaled(layers), _) => {
+            let factors = through(layers, input.to_vec(), segments);
+            (input.to_vec(), 4 * n + factors.kept_bytes)
+        }
+        (Layer::Residual { branch, shortcut }, _) => {
+            let branch = through(branch, input.to_vec(), segments);
+            let kept = through(shortcut, input.to_vec(), segments).kept_bytes;
+            // The first layers of both keep the input, which is there once.
+            (branch.shape, branch.kept_bytes + kept.saturating_sub(4 * n))
         }
         // In place, but libtorch keeps a copy of what was there.
-        (Layer::Relu6, _) | (Layer::BatchNorm { .. } | Layer::RowNorm { .. } | Layer::Gelu, _) => {
+        (Layer::Relu6, _) => (input.to_vec(), 4 * n),
+        (Layer::BatchNorm { .. } | Layer::RowNorm { .. } | Layer::Gelu | Layer::Silu, _) => {
             (input.to_vec(), 4 * n)
         }
+        // The output.
+        (Layer::Sigmoid, _) => (input.to_vec(), 4 * n),
         // The mask.
         (Layer::Dropout { .. }, _) => (input.to_vec(), 4 * n),
+        (Layer::StochasticDepth { .. }, _) => (input.to_vec(), 4),
         // ReLU keeps its output, which the layer behind it keeps too. Other shapes than a layer takes do not occur.
         _ => (input.to_vec(), 0),
     }
+}
+
+/// Shape behind a window of `kernel` pixels that moves by `stride` over `sides` with `padding` around them.
+fn slid(channels: i64, sides: &[i64], [kernel, stride, padding]: [i64; 3]) -> Vec<i64> {
+    let side = |side: &i64| (side + 2 * padding - kernel) / stride + 1;
+    let sides = sides.iter().map(side);
+    [channels].into_iter().chain(sides).collect()
 }
 
 /// Elements of a shape.
@@ -108,6 +133,29 @@ mod tests {
         // The first block of mobilenet-v2: convolution, batch norm, clamped in place.
         let mobile = kept_bytes(&ModelConfig::MobilenetV2 { width: 1.0 }, [3, 32, 32], 10).unwrap();
         assert_eq!(mobile[0], 4 * 3 * 32 * 32 + 2 * 4 * 32 * 16 * 16);
+        let of = |text: &str| kept_bytes(&toml::from_str(text).unwrap(), [3, 32, 32], 10).unwrap();
+        // The second block of efficientnet-b1: convolution, batch norm, SiLU; the input of the scaling, and inside it those
+        // of a convolution, SiLU and a convolution, and the factors; convolution, batch norm.
+        let efficient = of("kind = 'efficientnet-b1'");
+        let pixels = 16 * 16;
+        let scaling = 32 + 8 + 8 + 32;
+        assert_eq!(
+            efficient[1],
+            4 * ((3 + 1 + 1) * 32 * pixels + 16 * pixels + scaling)
+        );
+        // The third has a mask behind that, one number per sample.
+        assert_eq!(
+            efficient[2],
+            4 * ((3 + 1 + 1 + 1) * 16 * pixels + (16 + 4 + 4 + 16) + 1)
+        );
+        // The second block of resnet-50: three convolutions and batch norms, a batch norm on the shortcut.
+        let resnet = of("kind = 'resnet-50'\nstem = 'cifar'");
+        assert_eq!(resnet[1], 4 * 32 * 32 * (5 * 64 + 2 * 256));
+        let pooled = of("kind = 'resnet-50'");
+        assert_eq!(
+            pooled[0],
+            4 * (3 * 32 * 32 + 2 * 64 * pixels + 2 * 64 * pixels / 4)
+        );
     }
 
     #[test]

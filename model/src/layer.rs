@@ -37,14 +37,25 @@ pub(crate) enum Layer {
     Relu,
     /// `min(max(x, 0), 6)`
     Relu6,
-    /// Largest of each 2x2 square: `[B, C, H, W] → [B, C, H/2, W/2]`
-    MaxPool,
+    /// `x σ(x)`
+    Silu,
+    /// `σ(x) = 1 / (1 + exp(-x))`
+    Sigmoid,
+    /// Largest of each square of `kernel` by `kernel`: `[B, C, H, W] → [B, C, H', W']`
+    MaxPool {
+        kernel: i64,
+        stride: i64,
+        padding: i64,
+    },
     /// Mean over each channel: `[B, C, H, W] → [B, C, 1, 1]`
     GlobalMean,
     /// `[B, …] → [B, F]`
     Flatten,
     /// Drops each element with probability `p` in training.
     Dropout { p: f32 },
+    /// Drops each sample of the batch whole with probability `p` in training (Huang et al. 2016, arXiv:1603.09382): at the
+    /// end of a residual branch, which such a sample then passes by.
+    StochasticDepth { p: f32 },
     /// `[B, …, F] → [B, …, F']` with a weight `[F', F]`
     Linear { weight: usize, bias: Option<usize> },
     /// `[B, …, F] → [B, …, F']` with a weight `[F, F']`: GPT-2's `Conv1D`
@@ -57,8 +68,14 @@ pub(crate) enum Layer {
     Embedding { tokens: usize, positions: usize },
     /// Causal attention of queries, keys and values side by side: `[B, T, 3C] → [B, T, C]`
     Attention { heads: i64 },
-    /// Adds what the layers make of the input to the input.
-    Residual(Vec<Layer>),
+    /// Multiplies each channel of the input by what the layers make of the input, `[B, C, 1, 1]`: squeeze-and-excitation
+    /// (Hu et al. 2018, arXiv:1709.01507).
+    Scaled(Vec<Layer>),
+    /// Adds what `branch` makes of the input to what `shortcut` makes of it; without layers that is the input itself.
+    Residual {
+        branch: Vec<Layer>,
+        shortcut: Vec<Layer>,
+    },
 }
 
 /// Variables of the whole model from number `first` on: all of them, or those that a part of the model has.
@@ -129,9 +146,26 @@ impl<'a> Pass<'a> {
         let name = format!("dropout {block} {}", self.number);
         self.dropout = Stream::new(self.seed, &name);
     }
+
+    /// `n` factors for what is kept with probability `1 - p` and then made larger by as much, so that the mean stays.
+    fn mask(&mut self, n: usize, p: f32) -> Result<Tensor, TchError> {
+        let scale = 1.0 / (1.0 - p);
+        let mut factor = || {
+            let is_dropped = self.dropout.uniform() < p;
+            if is_dropped { 0.0 } else { scale }
+        };
+        let factors: Vec<f32> = (0..n).map(|_| factor()).collect();
+        Tensor::f_from_slice(&factors)
+    }
 }
 
 impl Layer {
+    /// Adds what `branch` makes of the input to the input.
+    pub(crate) fn residual(branch: Vec<Layer>) -> Self {
+        let shortcut = Vec::new();
+        Self::Residual { branch, shortcut }
+    }
+
     /// Applies the layer.
     pub(crate) fn forward(&self, mut x: Tensor, pass: &mut Pass) -> Result<Tensor, TchError> {
         match self {
@@ -175,23 +209,34 @@ impl Layer {
             // In place: what stands before an activation (convolution, batch norm, linear) does not need its own output.
             Self::Relu => x.f_relu_(),
             Self::Relu6 => x.f_clamp_(0.0, 6.0),
-            Self::MaxPool => x.f_max_pool2d([2, 2], [2, 2], [0, 0], [1, 1], false), // [B, C, H/2, W/2]
+            // Not in place: its backward pass needs its input, of which libtorch would make a copy.
+            Self::Silu => x.f_silu(),
+            Self::Sigmoid => x.f_sigmoid(),
+            Self::MaxPool {
+                kernel,
+                stride,
+                padding,
+            } => {
+                let (kernel, stride, padding) = ([*kernel; 2], [*stride; 2], [*padding; 2]);
+                x.f_max_pool2d(kernel, stride, padding, [1, 1], false) // [B, C, H', W']
+            }
             Self::GlobalMean => x.f_mean_dim([2i64, 3].as_slice(), true, Kind::Float), // [B, C, 1, 1]
             Self::Flatten => x.f_flatten(1, -1),                                       // [B, F]
             Self::Dropout { p } => {
                 if pass.mode == Mode::Evaluate {
                     return Ok(x);
                 }
-                let scale = 1.0 / (1.0 - p);
-                let mut keep = || {
-                    if pass.dropout.uniform() < *p {
-                        0.0
-                    } else {
-                        scale
-                    }
-                };
-                let mask: Vec<f32> = (0..x.numel()).map(|_| keep()).collect();
-                x.f_mul(&Tensor::f_from_slice(&mask)?.f_view(x.size().as_slice())?)
+                let mask = pass.mask(x.numel(), *p)?;
+                x.f_mul(&mask.f_view(x.size().as_slice())?)
+            }
+            Self::StochasticDepth { p } => {
+                if pass.mode == Mode::Evaluate {
+                    return Ok(x);
+                }
+                let mut shape = vec![1; x.dim()];
+                shape[0] = x.size()[0];
+                let mask = pass.mask(shape[0] as usize, *p)?;
+                x.f_mul(&mask.f_view(shape.as_slice())?) // [B, …] * [B, 1, …]
             }
             Self::Linear { weight, bias } => {
                 let bias = bias.map(|bias| &pass.parameters[bias]);
@@ -221,15 +266,25 @@ impl Layer {
                 rows.f_add(&positions)
             }
             Self::Attention { heads } => attention(&x, *heads),
-            Self::Residual(layers) => {
-                let mut y = x.shallow_clone();
-                for layer in layers {
-                    y = layer.forward(y, pass)?;
-                }
-                y.f_add(&x)
+            Self::Scaled(layers) => {
+                let factors = through(layers, &x, pass)?; // [B, C, 1, 1]
+                x.f_mul(&factors)
+            }
+            Self::Residual { branch, shortcut } => {
+                let y = through(branch, &x, pass)?;
+                y.f_add(&through(shortcut, &x, pass)?)
             }
         }
     }
+}
+
+/// Applies `layers` one after the other.
+pub(crate) fn through(layers: &[Layer], x: &Tensor, pass: &mut Pass) -> Result<Tensor, TchError> {
+    let mut y = x.shallow_clone();
+    for layer in layers {
+        y = layer.forward(y, pass)?;
+    }
+    Ok(y)
 }
 
 /// Each token looks at itself and those before it, in `heads` ways: `[B, T, 3C] → [B, T, C]`.
@@ -254,4 +309,37 @@ fn attention(x: &Tensor, heads: i64) -> Result<Tensor, TchError> {
     )?; // [B, H, T, D]
     let rows = mixed.f_transpose(1, 2)?; // [B, T, H, D]
     rows.f_reshape([batch, length, width]) // [B, T, C]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stochastic_depth_drops_whole_samples_alike_whenever_a_pass_is_made_again() {
+        let nothing = Arena::new(Vec::new(), 0, false).unwrap();
+        let drop = |mode, block, number| -> Vec<f32> {
+            let variables = Variables::of(&nothing, 0);
+            let mut pass = Pass::new(variables, variables, mode, 3, number);
+            pass.enter(block);
+            let x = Tensor::ones([400, 2, 3, 3], (Kind::Float, tch::Device::Cpu));
+            let y = Layer::StochasticDepth { p: 0.25 }.forward(x, &mut pass);
+            y.unwrap().flatten(0, -1).try_into().unwrap()
+        };
+        let y = drop(Mode::Train, "features.3", 7);
+        let samples = y.chunks(2 * 3 * 3);
+        assert!(
+            samples
+                .clone()
+                .all(|sample| sample.iter().all(|v| *v == sample[0]))
+        );
+        let firsts: Vec<f32> = samples.map(|sample| sample[0]).collect();
+        assert!(firsts.iter().all(|v| [0.0, 1.0 / 0.75].contains(v)));
+        let dropped = firsts.iter().filter(|v| **v == 0.0).count();
+        assert!((70..130).contains(&dropped), "{dropped} of 400");
+        assert_eq!(drop(Mode::Again, "features.3", 7), y);
+        assert_ne!(drop(Mode::Train, "features.3", 8), y);
+        assert_ne!(drop(Mode::Train, "features.4", 7), y);
+        assert_eq!(drop(Mode::Evaluate, "features.3", 7), vec![1.0; y.len()]);
+    }
 }

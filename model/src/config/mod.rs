@@ -5,7 +5,7 @@ mod model;
 mod optimiser;
 
 pub use data::{DataConfig, MAX_CLASSES, MAX_CONTEXT, MAX_SHARDS, Mix, Source, Split};
-pub use model::ModelConfig;
+pub use model::{ModelConfig, Stem};
 pub use optimiser::OptimiserConfig;
 
 /// A value that cannot work: names the key, what was given and the fix.
@@ -50,6 +50,25 @@ mod tests {
                 hidden: vec![256, 128]
             }
         );
+        for (kind, expected) in [
+            (
+                "efficientnet-b1",
+                ModelConfig::EfficientnetB1 {
+                    width: 1.0,
+                    stochastic_depth: 0.2,
+                },
+            ),
+            (
+                "resnet-50",
+                ModelConfig::Resnet50 {
+                    width: 1.0,
+                    stem: Stem::Imagenet,
+                },
+            ),
+        ] {
+            let model: ModelConfig = toml::from_str(&format!("kind = '{kind}'")).unwrap();
+            assert_eq!((model.kind(), &model), (kind, &expected));
+        }
         let optimiser: OptimiserConfig = toml::from_str("kind = 'sgd'\nlr = 0.05").unwrap();
         assert_eq!(optimiser, OptimiserConfig::default());
         let data: DataConfig = toml::from_str(
@@ -144,6 +163,9 @@ mod tests {
         for model in [
             ModelConfig::Mlp { hidden: vec![0] },
             ModelConfig::MobilenetV2 { width: f64::NAN },
+            toml::from_str("kind = 'efficientnet-b1'\nwidth = 5").unwrap(),
+            toml::from_str("kind = 'efficientnet-b1'\nstochastic_depth = 1.0").unwrap(),
+            toml::from_str("kind = 'resnet-50'\nwidth = 0.05").unwrap(),
             gpt("heads = 3"),
             gpt("heads = 0"),
             gpt("layers = 0"),

@@ -22,6 +22,26 @@ pub enum ModelConfig {
         #[serde(default = "one")]
         width: f64,
     },
+    /// EfficientNet-B1 (Tan and Le 2019, arXiv:1905.11946) with torchvision's names and layout.
+    EfficientnetB1 {
+        /// Multiplies the number of channels; default 1 (7.8 M parameters with 1000 classes).
+        #[serde(default = "one")]
+        width: f64,
+        /// Probability that a sample passes by a residual branch in training, nothing at the first block and nearly this at
+        /// the last one; default 0.2.
+        #[serde(default = "default_stochastic_depth")]
+        stochastic_depth: f32,
+    },
+    /// ResNet-50 (He et al. 2016, arXiv:1512.03385) with torchvision's names and layout.
+    #[serde(rename = "resnet-50")]
+    Resnet50 {
+        /// Multiplies the number of channels; default 1 (25.6 M parameters with 1000 classes).
+        #[serde(default = "one")]
+        width: f64,
+        /// The layers before the first block; default `imagenet`.
+        #[serde(default)]
+        stem: Stem,
+    },
     /// A transformer with GPT-2's layout and Hugging Face's names, for text.
     Gpt {
         /// Transformer layers; default 4.
@@ -49,6 +69,17 @@ pub enum ModelConfig {
     },
 }
 
+/// What ResNet-50 begins with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stem {
+    /// A 7x7 convolution and a pooling, which leave a sixteenth of the pixels: torchvision's.
+    #[default]
+    Imagenet,
+    /// A 3x3 convolution that leaves all of them, for images as small as CIFAR's; each takes sixteen times the work.
+    Cifar,
+}
+
 impl Default for ModelConfig {
     fn default() -> Self {
         Self::Cnn {}
@@ -61,6 +92,10 @@ fn default_hidden() -> Vec<i64> {
 
 fn one() -> f64 {
     1.0
+}
+
+fn default_stochastic_depth() -> f32 {
+    0.2
 }
 
 fn default_layers() -> i64 {
@@ -94,6 +129,8 @@ impl ModelConfig {
             Self::Mlp { .. } => "mlp",
             Self::Cnn {} => "cnn",
             Self::MobilenetV2 { .. } => "mobilenet-v2",
+            Self::EfficientnetB1 { .. } => "efficientnet-b1",
+            Self::Resnet50 { .. } => "resnet-50",
             Self::Gpt { .. } => "gpt",
         }
     }
@@ -120,12 +157,19 @@ impl ModelConfig {
                 )
             }
             Self::Cnn {} => Ok(()),
-            Self::MobilenetV2 { width } => check(
-                (0.1..=4.0).contains(width),
-                "model.width",
+            Self::MobilenetV2 { width } | Self::Resnet50 { width, .. } => check_width(*width),
+            Self::EfficientnetB1 {
                 width,
-                "give a number between 0.1 and 4",
-            ),
+                stochastic_depth,
+            } => {
+                check_width(*width)?;
+                check(
+                    (0.0..1.0).contains(stochastic_depth),
+                    "model.stochastic_depth",
+                    stochastic_depth,
+                    "give a number that is at least 0 and below 1",
+                )
+            }
             Self::Gpt {
                 layers,
                 heads,
@@ -175,4 +219,14 @@ impl ModelConfig {
             }
         }
     }
+}
+
+/// What the number of channels is multiplied by.
+fn check_width(width: f64) -> Result<(), ConfigError> {
+    check(
+        (0.1..=4.0).contains(&width),
+        "model.width",
+        width,
+        "give a number between 0.1 and 4",
+    )
 }

@@ -137,12 +137,13 @@ impl Layout {
     /// Smallest batch that can be trained on: two where batch norm sees a single pixel per image.
     pub fn min_train_batch(&self) -> i64 {
         let [_, height, width] = self.input_shape;
-        let single_pixel = height.max(width) <= zoo::mobilenet_v2::STRIDE;
-        if matches!(self.config, ModelConfig::MobilenetV2 { .. }) && single_pixel {
-            2
-        } else {
-            1
-        }
+        let stride = match self.config {
+            ModelConfig::MobilenetV2 { .. } => zoo::mobilenet_v2::STRIDE,
+            ModelConfig::EfficientnetB1 { .. } => zoo::efficientnet_b1::STRIDE,
+            ModelConfig::Resnet50 { stem, .. } => zoo::resnet_50::stride(stem),
+            ModelConfig::Mlp { .. } | ModelConfig::Cnn {} | ModelConfig::Gpt { .. } => return 1,
+        };
+        if height.max(width) <= stride { 2 } else { 1 }
     }
 
     /// Number of buffer elements.
@@ -188,7 +189,9 @@ pub(crate) fn build(
     let min_side = match config {
         ModelConfig::Mlp { .. } => 1,
         ModelConfig::Cnn {} => zoo::cnn::MIN_SIDE,
-        ModelConfig::MobilenetV2 { .. } => zoo::mobilenet_v2::MIN_SIDE,
+        ModelConfig::MobilenetV2 { .. }
+        | ModelConfig::EfficientnetB1 { .. }
+        | ModelConfig::Resnet50 { .. } => zoo::convolution::MIN_SIDE,
         ModelConfig::Gpt {
             context,
             vocabulary,
@@ -220,6 +223,16 @@ pub(crate) fn build(
         ModelConfig::Cnn {} => zoo::cnn::build(&mut builder, input_shape, n_classes),
         ModelConfig::MobilenetV2 { width } => {
             zoo::mobilenet_v2::build(&mut builder, channels, *width, n_classes)
+        }
+        ModelConfig::EfficientnetB1 {
+            width,
+            stochastic_depth,
+        } => {
+            let settings = (*width, *stochastic_depth);
+            zoo::efficientnet_b1::build(&mut builder, channels, settings, n_classes)
+        }
+        ModelConfig::Resnet50 { width, stem } => {
+            zoo::resnet_50::build(&mut builder, channels, (*width, *stem), n_classes)
         }
         ModelConfig::Gpt {
             layers,

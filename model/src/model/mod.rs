@@ -41,8 +41,8 @@ impl Model {
     ) -> Result<Self, ModelError> {
         let builder = build(config, input_shape, n_classes)?;
         let layout = layout_of(config, input_shape, n_classes, &builder);
-        let mut parameters = Arena::new(layout.parameters.clone(), true)?;
-        let mut buffers = Arena::new(layout.buffers.clone(), false)?;
+        let mut parameters = Arena::new(layout.parameters.clone(), 0, true)?;
+        let mut buffers = Arena::new(layout.buffers.clone(), 0, false)?;
         initialise(parameters.values_mut(), &builder.parameters, seed);
         initialise(buffers.values_mut(), &builder.buffers, seed);
         let initial_hash = weights_hash(parameters.values(), buffers.values());

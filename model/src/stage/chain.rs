@@ -53,8 +53,16 @@ pub(crate) struct Chain {
     /// Shape per sample of what goes in and comes out.
     pub(crate) input: Vec<i64>,
     pub(crate) output: Vec<i64>,
-    parameters: Vec<Variable>,
-    buffers: Vec<Variable>,
+    parameters: Part,
+    buffers: Part,
+}
+
+/// Variables of some blocks, the first of them at offset 0.
+#[derive(Debug)]
+struct Part {
+    variables: Vec<Variable>,
+    /// Elements before them in the whole model.
+    before: usize,
 }
 
 /// A gradient through the blocks.
@@ -100,7 +108,7 @@ impl Chain {
         let own = |variables: &[Variable], of: fn(&Block) -> Range<usize>| {
             let first = blocks.first().map_or(0, |block| of(block).start);
             let last = blocks.last().map_or(first, |block| of(block).end);
-            (first, rebased(&variables[first..last]))
+            (first, part(&variables[first..last]))
         };
         let (first_parameter, parameters) = own(&builder.parameters, Block::parameters);
         let (first_buffer, buffers) = own(&builder.buffers, Block::buffers);
@@ -364,23 +372,24 @@ fn check_shared(builder: &Builder, range: &Range<usize>) -> Result<(), StageErro
     Ok(())
 }
 
-/// The same variables, the first of them at offset 0.
-fn rebased(variables: &[Variable]) -> Vec<Variable> {
-    let base = variables.first().map_or(0, |first| first.segment.offset);
+fn part(variables: &[Variable]) -> Part {
+    let before = variables.first().map_or(0, |first| first.segment.offset);
     let shifted = |variable: &Variable| Variable {
         segment: Segment {
-            offset: variable.segment.offset - base,
+            offset: variable.segment.offset - before,
             ..variable.segment.clone()
         },
         init: variable.init,
     };
-    variables.iter().map(shifted).collect()
+    let variables = variables.iter().map(shifted).collect();
+    Part { variables, before }
 }
 
-fn arena(variables: &[Variable], trainable: bool, seed: u64) -> Result<Arena, StageError> {
-    let segments = variables.iter().map(|variable| variable.segment.clone());
-    let mut arena = Arena::new(segments.collect(), trainable)?;
-    initialise(arena.values_mut(), variables, seed);
+fn arena(part: &Part, trainable: bool, seed: u64) -> Result<Arena, StageError> {
+    let segments = part.variables.iter();
+    let segments = segments.map(|variable| variable.segment.clone()).collect();
+    let mut arena = Arena::new(segments, part.before, trainable)?;
+    initialise(arena.values_mut(), &part.variables, seed);
     Ok(arena)
 }
 

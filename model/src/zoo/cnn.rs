@@ -29,7 +29,11 @@ pub(crate) fn build(builder: &mut Builder, input_shape: [i64; 3], n_classes: i64
             };
             vec![
                 builder.conv(&name, conv, kaiming(inputs * 9), true),
-                Layer::MaxPool,
+                Layer::MaxPool {
+                    kernel: 2,
+                    stride: 2,
+                    padding: 0,
+                },
                 Layer::Relu,
             ]
         });

@@ -78,5 +78,5 @@ fn transformer(builder: &mut Builder, name: &str, gpt: &Gpt, drop: &Option<Layer
         builder.projection(&format!("{name}.mlp.c_proj"), [4 * width, width], narrow),
     ];
     mlp.extend(drop.clone());
-    vec![Layer::Residual(attention), Layer::Residual(mlp)]
+    vec![Layer::residual(attention), Layer::residual(mlp)]
 }

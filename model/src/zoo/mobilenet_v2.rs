@@ -2,9 +2,10 @@
 //! of torchvision 0.28's `mobilenet_v2`, from `features.0.0.weight` to `classifier.1.bias`.
 //!
 //! Deviations: the first convolution takes as many channels as the images have (torchvision: three), and initial weights
-//! are uniform with the same variance where torchvision's are normal.
+//! are uniform where torchvision's are normal, with the same variance but for [`super::convolution::fan_out`].
 
-use crate::block::{Builder, Conv, kaiming};
+use super::convolution::{conv_norm, conv_norm_activation, divisible};
+use crate::block::{Builder, Conv};
 use crate::layer::Layer;
 
 /// Expansion, channels, repeats and first stride of each group of blocks (table 2 of the paper).
@@ -21,26 +22,20 @@ const GROUPS: [(i64, i64, i64, i64); 7] = [
 /// Product of all strides.
 pub(crate) const STRIDE: i64 = 32;
 
-/// Smallest height and width; below it most of the network sees a single pixel.
-pub(crate) const MIN_SIDE: i64 = 8;
-
 const DROPOUT: f32 = 0.2;
 
 /// Declares the model for `channels` input channels.
 pub(crate) fn build(builder: &mut Builder, channels: i64, width: f64, n_classes: i64) {
     let mut inputs = divisible(32.0 * width);
     builder.block("features.0", |builder| {
-        conv_norm(
-            builder,
-            "features.0",
-            Conv {
-                inputs: channels,
-                outputs: inputs,
-                kernel: 3,
-                stride: 2,
-                groups: 1,
-            },
-        )
+        let first = Conv {
+            inputs: channels,
+            outputs: inputs,
+            kernel: 3,
+            stride: 2,
+            groups: 1,
+        };
+        conv_norm_activation(builder, "features.0", first, Some(Layer::Relu6))
     });
     let mut number = 1;
     for (expansion, outputs, repeats, first_stride) in GROUPS {
@@ -58,17 +53,8 @@ pub(crate) fn build(builder: &mut Builder, channels: i64, width: f64, n_classes:
     let last = divisible(1280.0 * width.max(1.0));
     let name = format!("features.{number}");
     builder.block(name.clone(), |builder| {
-        conv_norm(
-            builder,
-            &name,
-            Conv {
-                inputs,
-                outputs: last,
-                kernel: 1,
-                stride: 1,
-                groups: 1,
-            },
-        )
+        let widen = Conv::pointwise(inputs, last);
+        conv_norm_activation(builder, &name, widen, Some(Layer::Relu6))
     });
     builder.block("classifier", |builder| {
         let bound = 0.01 * 3f64.sqrt(); // standard deviation 0.01
@@ -80,15 +66,6 @@ pub(crate) fn build(builder: &mut Builder, channels: i64, width: f64, n_classes:
             linear,
         ]
     });
-}
-
-/// Convolution `name.0`, batch norm `name.1`, ReLU6.
-fn conv_norm(builder: &mut Builder, name: &str, conv: Conv) -> Vec<Layer> {
-    vec![
-        builder.conv(&format!("{name}.0"), conv, fan_out(conv), false),
-        builder.batch_norm(&format!("{name}.1"), conv.outputs),
-        Layer::Relu6,
-    ]
 }
 
 /// Widens by `expansion`, filters each channel alone, narrows again; added to the input where the shape stays.
@@ -103,57 +80,30 @@ fn inverted_residual(
     let hidden = inputs * expansion;
     let mut layers = Vec::new();
     let mut number = 0;
-    if expansion != 1 {
-        let widen = Conv {
-            inputs,
-            outputs: hidden,
-            kernel: 1,
-            stride: 1,
-            groups: 1,
-        };
-        layers.extend(conv_norm(builder, &format!("{name}.conv.{number}"), widen));
+    let mut filtered = |builder: &mut Builder, conv| {
+        let name = format!("{name}.conv.{number}");
+        layers.extend(conv_norm_activation(
+            builder,
+            &name,
+            conv,
+            Some(Layer::Relu6),
+        ));
         number += 1;
+    };
+    if expansion != 1 {
+        filtered(builder, Conv::pointwise(inputs, hidden));
     }
-    let filter = Conv {
-        inputs: hidden,
-        outputs: hidden,
-        kernel: 3,
-        stride,
-        groups: hidden,
-    };
-    layers.extend(conv_norm(builder, &format!("{name}.conv.{number}"), filter));
-    let narrow = Conv {
-        inputs: hidden,
-        outputs,
-        kernel: 1,
-        stride: 1,
-        groups: 1,
-    };
-    layers.push(builder.conv(
-        &format!("{name}.conv.{}", number + 1),
-        narrow,
-        fan_out(narrow),
-        false,
+    filtered(builder, Conv::depthwise(hidden, 3, stride));
+    let [conv, norm] = [number, number + 1].map(|number| format!("{name}.conv.{number}"));
+    layers.extend(conv_norm(
+        builder,
+        &conv,
+        &norm,
+        Conv::pointwise(hidden, outputs),
     ));
-    layers.push(builder.batch_norm(&format!("{name}.conv.{}", number + 2), outputs));
     if stride == 1 && inputs == outputs {
-        vec![Layer::Residual(layers)]
+        vec![Layer::residual(layers)]
     } else {
         layers
-    }
-}
-
-/// Kaiming's bound over the outputs each input feeds, as torchvision chooses it.
-fn fan_out(conv: Conv) -> f64 {
-    kaiming(conv.outputs / conv.groups * conv.kernel * conv.kernel)
-}
-
-/// The multiple of 8 next to `channels`, never more than a tenth below it.
-fn divisible(channels: f64) -> i64 {
-    let rounded = ((channels + 4.0) as i64 / 8 * 8).max(8);
-    if (rounded as f64) < 0.9 * channels {
-        rounded + 8
-    } else {
-        rounded
     }
 }

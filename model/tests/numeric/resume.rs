@@ -62,9 +62,12 @@ fn a_resumed_run_is_bit_identical() {
     };
     // mobilenet-v2 has batch norm statistics and dropout, which must come back too.
     let mobilenet = ModelConfig::MobilenetV2 { width: 0.25 };
+    // efficientnet-b1 has stochastic depth besides.
+    let efficientnet = toml::from_str("kind = 'efficientnet-b1'\nwidth = 0.25").unwrap();
     for (config, optimiser) in [
         (ModelConfig::Mlp { hidden: vec![16] }, sgd),
-        (mobilenet, adamw),
+        (mobilenet, adamw.clone()),
+        (efficientnet, adamw),
     ] {
         let mut whole = Run::new(&digits, &config, &optimiser, 5, 0);
         whole.steps(&digits, 3);
@@ -115,8 +118,20 @@ fn initial_weights_depend_on_the_seed_alone_and_are_the_same_everywhere() {
     assert_ne!(hash(&mlp, 1), hash(&mlp, 2));
     // Golden: a platform that draws other weights could not take part.
     let mobilenet = ModelConfig::MobilenetV2 { width: 1.0 };
-    let hashes = [&mlp, &ModelConfig::Cnn {}, &mobilenet].map(|config| hash(config, 1));
-    assert_eq!(hashes, ["07ddcf48", "5c0026e8", "64f5ab0f"]);
+    let efficientnet = toml::from_str("kind = 'efficientnet-b1'\nwidth = 0.5").unwrap();
+    let resnet = toml::from_str("kind = 'resnet-50'\nwidth = 0.25").unwrap();
+    let configs = [
+        &mlp,
+        &ModelConfig::Cnn {},
+        &mobilenet,
+        &efficientnet,
+        &resnet,
+    ];
+    let hashes = configs.map(|config| hash(config, 1));
+    assert_eq!(
+        hashes,
+        ["07ddcf48", "5c0026e8", "64f5ab0f", "88b29ff0", "5a3cd86f"]
+    );
 }
 
 #[test]
@@ -135,6 +150,13 @@ fn models_have_the_size_they_promise_and_absurd_ones_are_refused() {
         .unwrap(),
         3_504_872
     );
+    // As torchvision's.
+    let efficientnet = toml::from_str("kind = 'efficientnet-b1'").unwrap();
+    assert_eq!(n(&efficientnet, [3, 240, 240], 1000).unwrap(), 7_794_184);
+    let resnet = toml::from_str("kind = 'resnet-50'").unwrap();
+    assert_eq!(n(&resnet, [3, 224, 224], 1000).unwrap(), 25_557_032);
+    let small = toml::from_str("kind = 'resnet-50'\nstem = 'cifar'").unwrap();
+    assert_eq!(n(&small, [3, 32, 32], 10).unwrap(), 23_520_842);
     let huge = ModelConfig::Mlp {
         hidden: vec![1 << 20, 1 << 20],
     };

@@ -32,6 +32,8 @@ fn one_stage_is_plain_training_to_the_bit() {
     for config in [
         ModelConfig::Cnn {},
         ModelConfig::MobilenetV2 { width: 0.25 },
+        toml::from_str("kind = 'efficientnet-b1'\nwidth = 0.25").unwrap(),
+        toml::from_str("kind = 'resnet-50'\nwidth = 0.125").unwrap(),
     ] {
         let layouts = block_layouts(&config, SHAPE, 10, &optimiser()).unwrap();
         let model = Model::new(&config, SHAPE, 10, 3).unwrap();

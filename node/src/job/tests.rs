@@ -599,7 +599,9 @@ fn every_example_is_a_job() {
             "fashion-mnist.toml",
             "gpt-bible.toml",
             "mlp-private.toml",
+            "pipeline-efficientnet-b1.toml",
             "pipeline-mobilenet-v2.toml",
+            "pipeline-resnet-50.toml",
             "sync-dense.toml"
         ]
     );
