@@ -6,15 +6,17 @@ use skein_tests::{Cluster, Job};
 /// A hybrid of `stop` steps on `peers` peers, with stages as `cut` has them.
 fn hybrid(stop: &'static str, peers: u32, cut: &str) -> String {
     let job = Job {
-        hidden: &[48, 48, 48, 48],
-        batch: 32,
+        batch: 128,
         stop,
         peers,
-        evaluate_every: 40,
+        evaluate_every: 20,
         checkpoint: "steps = 20",
         ..Job::default()
     };
-    let toml = job.toml();
+    // Work that grows with the samples, so that it is worth sharing out.
+    let toml = job
+        .toml()
+        .replace("kind = \"mlp\"\nhidden = [32]", "kind = \"cnn\"");
     let (before, after) = toml.split_once("[strategy.exchange]").unwrap();
     let (_, after) = after.split_once("[evaluate]").unwrap();
     format!(
@@ -59,14 +61,15 @@ fn alone(stop: &'static str) -> Vec<(u64, f64)> {
 
 #[test]
 fn peers_that_share_stages_train_what_one_trains() {
-    let expected = alone("steps = 120");
+    let expected = alone("steps = 60");
     assert_eq!(expected.len(), 3, "{expected:?}");
-    for (n, cut, shape) in [(3, "data-parallel", vec![3]), (4, "hetpipe", vec![2, 2])] {
+    for (n, cut) in [(3, "data-parallel"), (4, "hetpipe")] {
         let cluster = Cluster::start(n);
         let all: Vec<usize> = (0..n).collect();
-        let job = cluster.submit(0, &hybrid("steps = 120", n as u32, cut));
+        let job = cluster.submit(0, &hybrid("steps = 60", n as u32, cut));
         cluster.wait_for_one_hash(&all, &job);
-        assert_eq!(hosts(&cluster, &job), shape, "{cut}");
+        let shape = hosts(&cluster, &job);
+        assert!(shape.iter().any(|hosts| *hosts > 1), "{cut}: {shape:?}");
         let seen = losses(&cluster, &all, &job);
         assert_eq!(seen.len(), 3, "leads alone look: {seen:?}");
         for ((step, loss), (of, expected)) in seen.iter().zip(&expected) {
@@ -83,10 +86,10 @@ fn peers_that_share_stages_train_what_one_trains() {
 fn a_lost_host_of_a_shared_stage_is_made_up_for_and_may_come_back() {
     let mut cluster = Cluster::start(4);
     let all = [0, 1, 2, 3];
-    let job = cluster.submit(0, &hybrid("steps = 3000", 4, "hetpipe"));
-    cluster.wait_for_step(&all, &job, 100);
+    let job = cluster.submit(0, &hybrid("steps = 600", 4, "hetpipe"));
+    cluster.wait_for_step(&all, &job, 40);
     cluster.node(2).kill();
-    cluster.wait_for_steps(&[0, 1, 3], &job, 200);
+    cluster.wait_for_steps(&[0, 1, 3], &job, 60);
     cluster.restart(2);
     cluster.wait_for_one_hash(&all, &job);
     let samples: u64 = {
@@ -98,13 +101,13 @@ fn a_lost_host_of_a_shared_stage_is_made_up_for_and_may_come_back() {
     };
     assert!(samples > 0);
     let last = *losses(&cluster, &all, &job).last().unwrap();
-    assert!(last.0 == 3000 && last.1 < 0.3, "{last:?}");
+    assert!(last.0 == 600 && last.1 < 0.3, "{last:?}");
 }
 
 #[test]
 fn the_measured_plan_trains_and_is_shown() {
     let cluster = Cluster::start(2);
-    let job = cluster.submit(0, &hybrid("steps = 400", 2, "measured"));
+    let job = cluster.submit(0, &hybrid("steps = 100", 2, "measured"));
     let hash = cluster.wait_for_one_hash(&[0, 1], &job);
     assert_eq!(cluster.node(0).result(&job).unwrap()["best"]["hash"], hash);
     let cut = &cluster.node(0).events(&job, "cut")[0];

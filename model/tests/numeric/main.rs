@@ -10,5 +10,6 @@ mod learning;
 mod plain;
 mod plain_loop;
 mod resume;
+mod shared;
 mod stages;
 mod stash;

@@ -1,6 +1,7 @@
 //! What all peers of a pipeline know of the model without holding it: its blocks, their sizes, what passes between them.
 
 use skein_gossip::ids::Digest;
+use skein_gossip::pipeline::frame::MAX_MICRO;
 use skein_gossip::pipeline::message::DataShape;
 use skein_model::config::{ModelConfig, OptimiserConfig};
 use skein_model::data::{Normalisation, Splits};
@@ -10,7 +11,7 @@ use skein_model::stage::{BlockLayout, Depth, Stage, Stashed, block_layouts, boun
 use crate::job::JobFile;
 use crate::job::strategy::{Kind, Pipeline};
 
-/// Held-out samples per micro-batch of a look: few enough that a look needs no more memory than a step.
+/// Most held-out samples per micro-batch of a look.
 const LOOK_SAMPLES: u32 = 64;
 
 /// Lines of each block that are held at once: the newest safe one, the one before it, and one under way.
@@ -34,8 +35,10 @@ pub(super) struct Facts {
     pub(super) blocks: Vec<BlockLayout>,
     /// Shape per sample of what each block gives on.
     pub(super) shapes: Vec<Vec<i64>>,
-    /// Micro-batches of a look, and samples in all.
+    /// Micro-batches of a look, samples of each and in all: no more than a micro-batch of a step has, so that a look fits wherever a
+    /// step does, unless that would be too many.
     pub(super) looks: u32,
+    look_micro: u32,
     pub(super) look_samples: u32,
 }
 
@@ -80,6 +83,12 @@ impl Facts {
             .evaluate
             .samples
             .min(u32::try_from(data.validation).unwrap_or(u32::MAX));
+        let most = file
+            .strategy
+            .pipeline
+            .samples(file.train.batch, 0)
+            .min(LOOK_SAMPLES);
+        let look_micro = most.max(look_samples.div_ceil(MAX_MICRO)).max(1);
         Ok(Self {
             config: file.model.clone(),
             optimiser,
@@ -94,7 +103,8 @@ impl Facts {
             layout,
             blocks,
             shapes,
-            looks: look_samples.div_ceil(LOOK_SAMPLES),
+            looks: look_samples.div_ceil(look_micro),
+            look_micro,
             look_samples,
         })
     }
@@ -161,8 +171,8 @@ impl Facts {
 
     /// Rows of the validation set in micro-batch `micro` of a look.
     pub(super) fn look_rows(&self, micro: u32) -> std::ops::Range<usize> {
-        let start = micro * LOOK_SAMPLES;
-        start as usize..(start + LOOK_SAMPLES).min(self.look_samples) as usize
+        let start = micro * self.look_micro;
+        start as usize..(start + self.look_micro).min(self.look_samples) as usize
     }
 
     /// `[samples, …]` of what block `block` gives on.
