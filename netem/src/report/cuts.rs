@@ -20,6 +20,14 @@ pub(super) struct Stage {
     pub(super) first: u64,
     /// One past the last.
     pub(super) end: u64,
+    /// The other hosts, where it has several.
+    pub(super) fellows: Vec<NodeIndex>,
+}
+
+impl Stage {
+    fn hosts(&self) -> impl Iterator<Item = NodeIndex> {
+        self.host.into_iter().chain(self.fellows.iter().copied())
+    }
 }
 
 /// One cut.
@@ -47,13 +55,13 @@ impl Cut {
     }
 
     pub(super) fn hosts(&self) -> impl Iterator<Item = NodeIndex> {
-        self.stages.iter().filter_map(|stage| stage.host)
+        self.stages.iter().flat_map(Stage::hosts)
     }
 
     /// The number of the stage on `node`.
     pub(super) fn stage_on(&self, node: NodeIndex) -> Option<usize> {
         let mut stages = self.stages.iter();
-        stages.position(|stage| stage.host == Some(node))
+        stages.position(|stage| stage.hosts().any(|host| host == node))
     }
 }
 
@@ -177,11 +185,17 @@ pub(super) fn whole(line: &Metric, field: &str) -> Option<u64> {
 }
 
 fn read(rank: NodeIndex, line: &Metric, peers: &BTreeMap<&str, NodeIndex>) -> Option<Cut> {
+    let host = |of: &Value| peers.get(of.get("host")?.as_str()?).copied();
     let stage = |stage: &Value| {
+        stage.get("host")?.as_str()?;
         Some(Stage {
-            host: peers.get(stage.get("host")?.as_str()?).copied(),
+            host: host(stage),
             first: stage.get("first")?.as_u64()?,
             end: stage.get("end")?.as_u64()?,
+            fellows: match stage.get("shares").and_then(Value::as_array) {
+                Some(shares) => shares.iter().skip(1).filter_map(host).collect(),
+                None => Vec::new(),
+            },
         })
     };
     let stages = line.fields.get("stages")?.as_array()?;
