@@ -66,6 +66,9 @@ pub enum PlanError {
     /// Groups, tiers and re-planning are for synchronous steps.
     #[error("steps that overlap are planned for one device per stage alone")]
     Overlapping,
+    /// A setting of the choice among families that cannot be.
+    #[error("{0} is not above 0, or too large")]
+    Setting(&'static str),
     /// Every block fits somewhere, but not all of them together.
     #[error(
         "the model needs {needs} bytes with its micro-batches in flight, the devices have {available} together, and no cut fits: block {block} is the first that does not"
@@ -132,6 +135,18 @@ impl Held {
     };
 }
 
+/// Where a peer stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tier {
+    /// Where data is born.
+    Device,
+    /// Near the devices.
+    Edge,
+    /// Far from them, and fast.
+    Cloud,
+}
+
 /// A device that may get blocks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -144,6 +159,9 @@ pub struct Device {
     /// Memory it has for the job; [`u64::MAX`], or nothing in a file, if that is no matter.
     #[serde(skip_serializing_if = "is_unlimited")]
     pub memory_bytes: u64,
+    /// Where it stands, for plans over tiers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tier: Option<Tier>,
     /// Its own times of every block; those of the work's profile where there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub times: Option<Vec<BlockTimes>>,
@@ -155,6 +173,7 @@ impl Default for Device {
             name: String::new(),
             capacity: 1.0,
             memory_bytes: u64::MAX,
+            tier: None,
             times: None,
         }
     }

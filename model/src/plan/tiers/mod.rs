@@ -15,25 +15,15 @@
 
 mod cost;
 mod search;
+mod roles;
 
 use serde::{Deserialize, Serialize};
 
 use super::costs::Costs;
 use super::problem::Problem;
-use super::work::{Held, PlanError};
+use super::work::{Held, PlanError, Tier};
 use cost::{Mesh, Way};
-
-/// Where a peer stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Tier {
-    /// Where data is born.
-    Device,
-    /// Near the devices.
-    Edge,
-    /// Far from them, and fast.
-    Cloud,
-}
+pub(crate) use roles::{TierRole, roles};
 
 /// What a tier does that does not hold the whole model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
