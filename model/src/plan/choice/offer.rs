@@ -212,16 +212,13 @@ pub(super) fn roles(
     let hosts = groups
         .iter()
         .flat_map(|group| group.shares.iter().map(move |share| (group, share)));
-    let figures = prediction.busy.iter().zip(&prediction.memory_bytes);
-    let figures = figures.zip(&prediction.sent_bytes);
-    let role =
-        |((group, share), ((busy, memory), sent)): ((&Group, &Share), ((&f64, &u64), &u64))| Role {
-            device: share.device,
-            blocks: group.blocks.clone(),
-            samples: share.samples * n_micro,
-            busy: *busy,
-            memory_bytes: *memory,
-            sent_bytes: *sent,
-        };
-    hosts.zip(figures).map(role).collect()
+    let role = |(at, (group, share)): (usize, (&Group, &Share))| Role {
+        device: share.device,
+        blocks: group.blocks.clone(),
+        samples: share.samples * n_micro,
+        busy: prediction.busy[at],
+        memory_bytes: prediction.memory_bytes[at],
+        sent_bytes: prediction.sent_bytes[at],
+    };
+    hosts.enumerate().map(role).collect()
 }

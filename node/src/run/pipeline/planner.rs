@@ -7,17 +7,22 @@ use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::agreement::{Candidate, Planned, Planner};
 use skein_gossip::pipeline::message::Profile;
 use skein_gossip::pipeline::plan::{Blocks, Plan, Stage};
+use skein_model::config::ModelConfig;
 use skein_model::plan::{
-    self, Device, Links, Placement, PlanError, Prediction, Stashing, Time, Work,
+    self, BlockTimes, Data, Device, Links, Placement, PlanError, Prediction, Stashing, Time, Work,
 };
 
 use super::facts::Facts;
 use super::links;
-use crate::control::{Hex, PlanStatus, PlannedLink, PlannedStage};
+use crate::control::{Hex, Measured, PlanStatus, PlannedLink, PlannedStage};
 use crate::job::strategy::pipeline::Cut;
 
 /// Lines of each block that are held at once: the newest safe one, the one before it, and one under way.
 const LINES: u64 = 3;
+
+/// Most devices whose measurements are told, and most times of blocks of them all: an answer to the command line stays below a few
+/// megabytes.
+const MOST_TOLD: [usize; 2] = [128, 16_384];
 
 /// See the module's header.
 #[derive(Clone, Debug)]
@@ -163,6 +168,74 @@ impl CutPlanner {
 }
 
 impl CutPlanner {
+    /// All that the candidates have measured, to be saved and planned with anywhere. If only some hold the data, the fastest of them
+    /// sends it. Where there are too many times to be told, each device has the base times and a factor. None before anybody with
+    /// data has measured itself, or of too many devices.
+    pub(super) fn measured(
+        &self,
+        candidates: &[Candidate],
+        n_connected: usize,
+    ) -> Option<Measured> {
+        let seconds = |candidate: &Candidate| {
+            let blocks = candidate.profile.iter().flat_map(|own| &own.blocks);
+            let sum: f32 = blocks.map(|time| time.forward_us + time.backward_us).sum();
+            sum * candidate.slowdown
+        };
+        let owners = candidates
+            .iter()
+            .filter(|candidate| candidate.has_data && candidate.profile.is_some());
+        let owner = owners.min_by(|a, b| seconds(a).total_cmp(&seconds(b)))?;
+        let Problem {
+            hosts,
+            mut devices,
+            links,
+            work,
+        } = self.problem(owner, candidates)?;
+        let [most_devices, most_times] = MOST_TOLD;
+        if hosts.len() > most_devices {
+            return None;
+        }
+        let has_room = hosts.len() * work.profile.blocks.len() <= most_times;
+        for (device, host) in devices.iter_mut().zip(&hosts) {
+            device.name = host.peer.to_string();
+            let Some(profile) = host.profile.as_ref().filter(|_| has_room) else {
+                continue;
+            };
+            let slowdown = f64::from(host.slowdown);
+            let updates = device.capacity / slowdown;
+            let curve = |us: f32| Time::measured([(work.micro_batch, f64::from(us) / 1e6)]);
+            let own = profile.blocks.iter().zip(&work.profile.blocks);
+            let own = own.map(|(time, block)| BlockTimes {
+                forward: curve(time.forward_us),
+                backward: curve(time.backward_us),
+                update: block.update * updates,
+            });
+            device.times = Some(own.collect());
+            device.capacity = slowdown;
+        }
+        let normalises = matches!(self.facts.config, ModelConfig::MobilenetV2 { .. });
+        let problem = plan::Problem {
+            data: if hosts.iter().all(|host| host.has_data) {
+                Data::Everywhere
+            } else {
+                Data::At(0)
+            },
+            least_samples: if normalises {
+                2.min(work.micro_batch)
+            } else {
+                1
+            },
+            work,
+            devices,
+            links,
+        };
+        let is_sound = problem.check_figures().is_ok();
+        is_sound.then_some(Measured {
+            problem,
+            n_connected,
+        })
+    }
+
     /// What users are shown: `plan` if there is one, else the best for these candidates.
     pub(super) fn shown(
         &self,
