@@ -13,6 +13,7 @@ mod joining;
 mod kills;
 mod methods;
 mod pipeline;
+mod planning;
 mod restart;
 mod same_loss;
 mod training;

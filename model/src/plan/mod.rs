@@ -38,8 +38,8 @@ mod measure;
 
 pub use baselines::{Baseline, baseline};
 pub use choice::{
-    Arrangement, Candidate, Choice, ExchangeCosts, Family, Idle, Island, Loss, Offer, Refusal,
-    Role, Settings, WhyIdle, choose, idle, losses, of_step,
+    Arrangement, Candidate, Choice, ExchangeCosts, Family, Idle, Island, Left, Loss, MOST_ANEW,
+    Offer, Refusal, Role, Settings, WhyIdle, choose, idle, losses, of_step,
 };
 pub use events::Pass;
 pub use group::{Group, Reduction, Share};

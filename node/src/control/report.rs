@@ -68,6 +68,8 @@ pub struct LossReport {
     pub family: Option<Family>,
     /// Its samples per second.
     pub samples_per_s: Option<f64>,
+    /// Its objective: seconds for what a synchronous sample is worth.
+    pub seconds_per_sample: Option<f64>,
     /// Why there would be no plan.
     pub reason: Option<String>,
 }

@@ -1,8 +1,8 @@
 //! What devices are worth: why one has no part in a plan, and what is left without one that has.
 
-use super::offer::{Arrangement, Family, Offer};
+use super::offer::{Arrangement, Family, Offer, Refusal};
 use super::settings::Settings;
-use super::{Choice, choose, exchange};
+use super::{Choice, choose, exchange, tiered};
 use crate::plan::costs::Costs;
 use crate::plan::group::{Group, fit};
 use crate::plan::hybrid::{Stage, build, layout};
@@ -11,8 +11,8 @@ use crate::plan::replan::replan;
 use crate::plan::search::judged;
 use crate::plan::work::{Data, Held, PlanError};
 
-/// Of more devices than this a pipeline is only planned anew near the one that is lost.
-const MOST_ANEW: usize = 16;
+/// Most devices of which all families are planned anew without each of them.
+pub const MOST_ANEW: usize = 8;
 
 /// Most places in a stage at which a further one is tried to begin or end.
 const MOST_BORDERS: usize = 32;
@@ -163,11 +163,33 @@ fn with_stage(
 pub struct Loss {
     /// Its number.
     pub device: usize,
-    /// The best family then, and its samples per second; or why there is no plan.
-    pub then: Result<(Family, f64), PlanError>,
+    /// What is best then; or why there is no plan.
+    pub then: Result<Left, PlanError>,
 }
 
-/// What is left without each of the devices. Of more than sixteen, one pipeline is only planned anew near the lost device.
+/// The best plan without a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Left {
+    /// Its family.
+    pub family: Family,
+    /// Samples per second.
+    pub samples_per_second: f64,
+    /// The objective.
+    pub seconds_per_sample: f64,
+}
+
+impl Left {
+    fn of(family: Family, offer: &Offer) -> Self {
+        Self {
+            family,
+            samples_per_second: offer.samples_per_second,
+            seconds_per_sample: offer.seconds_per_sample,
+        }
+    }
+}
+
+/// What is left without each of the devices. Of more than [`MOST_ANEW`] devices only the family that is the best is planned without
+/// one: a pipeline near the lost device; nothing is said of islands.
 ///
 /// # Errors
 /// Figures that cannot be.
@@ -180,29 +202,45 @@ pub fn losses(
     let Some((family, offer)) = choice.best() else {
         return Ok(Vec::new());
     };
+    let n = problem.devices.len();
     let then = |device: usize| {
         if offer.roles.iter().all(|role| role.device != device) {
-            return Ok((family, offer.samples_per_second));
+            return Ok(Left::of(family, offer));
         }
         let Some(rest) = problem.without(device) else {
             let what = "it is the only device, or the data is on it alone";
             return Err(PlanError::Device { device, what });
         };
-        if let Arrangement::Stages(groups) = &offer.arrangement
-            && problem.devices.len() > MOST_ANEW
-            && let Ok(near) = replan(problem, groups, device)
-        {
-            return Ok((family, near.prediction.samples_per_second));
+        if n <= MOST_ANEW {
+            let choice = choose(&rest, settings)?;
+            let (family, offer) = choice.best().ok_or(PlanError::Unlinked)?;
+            return Ok(Left::of(family, offer));
         }
-        let choice = choose(&rest, settings)?;
-        let (family, offer) = choice.best().ok_or(PlanError::Unlinked)?;
-        Ok((family, offer.samples_per_second))
+        let left = match &offer.arrangement {
+            Arrangement::Stages(groups) => {
+                let near = replan(problem, groups, device)?.prediction;
+                let samples = near.samples_per_second * near.step_seconds;
+                return Ok(Left {
+                    family,
+                    samples_per_second: near.samples_per_second,
+                    seconds_per_sample: near.step_seconds / samples.max(1.0),
+                });
+            }
+            Arrangement::Tiers(_) => tiered::plan(&rest, settings),
+            _ => exchange::plan(&rest, settings),
+        };
+        let offer = left.map_err(|refusal| match refusal {
+            Refusal::Plan(error) => error,
+            _ => PlanError::Unlinked,
+        })?;
+        Ok(Left::of(family, &offer))
     };
+    let is_told = n <= MOST_ANEW || !matches!(offer.arrangement, Arrangement::Islands(_));
     let loss = |device| Loss {
         device,
         then: then(device),
     };
-    Ok((0..problem.devices.len()).map(loss).collect())
+    Ok((0..n).filter(|_| is_told).map(loss).collect())
 }
 
 #[cfg(test)]
@@ -277,10 +315,24 @@ mod tests {
         let (choice, _) = best(&problem);
         let (family, offer) = choice.best().unwrap();
         let losses = losses(&problem, &Settings::default(), &choice).unwrap();
-        assert_eq!(losses[2].then, Ok((family, offer.samples_per_second)));
+        assert_eq!(losses[2].then, Ok(Left::of(family, offer)));
         let rest = choose(&problem.without(0).unwrap(), &Settings::default()).unwrap();
         let (family, offer) = rest.best().unwrap();
-        assert_eq!(losses[0].then, Ok((family, offer.samples_per_second)));
+        assert_eq!(losses[0].then, Ok(Left::of(family, offer)));
+        // Of many devices a pipeline is planned anew near the lost one.
+        let mut many = problem.clone();
+        for _ in 0..MOST_ANEW {
+            let n = many.devices.len();
+            let slow = many.devices[2].clone();
+            many = many
+                .with(slow, &vec![[100.0; 2]; n], &vec![[0.0; 2]; n])
+                .unwrap();
+        }
+        let (choice, _) = best(&many);
+        let losses = super::losses(&many, &Settings::default(), &choice).unwrap();
+        assert_eq!(losses.len(), 3 + MOST_ANEW);
+        let now = choice.best().unwrap().1.seconds_per_sample;
+        assert!(losses[0].then.as_ref().unwrap().seconds_per_sample > now);
         let mut alone = problem.without(2).unwrap().without(1).unwrap();
         alone.devices[0].name = "last".into();
         let choice = choose(&alone, &Settings::default()).unwrap();

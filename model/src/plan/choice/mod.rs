@@ -22,7 +22,7 @@ mod timeline;
 
 use super::problem::Problem;
 use super::work::PlanError;
-pub use changes::{Idle, Loss, WhyIdle, idle, losses};
+pub use changes::{Idle, Left, Loss, MOST_ANEW, WhyIdle, idle, losses};
 pub use offer::{Arrangement, Family, Island, Offer, Refusal, Role};
 pub use settings::{ExchangeCosts, Settings};
 pub use timeline::of_step;

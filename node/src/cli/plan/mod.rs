@@ -8,9 +8,9 @@
 mod saved;
 mod what_if;
 mod mesh;
-mod report;
 mod timeline;
 mod text;
+mod report;
 
 use std::path::Path;
 

@@ -3,7 +3,7 @@
 use skein_model::plan::{self, Candidate, Choice, Family, PlanError, Problem, Settings, WhyIdle};
 
 use super::super::show;
-use super::Names;
+use super::{Names, text};
 use crate::control::{CandidateReport, LossReport, PlanReport, PlanStatus, StandbyReport};
 use crate::job::JobFile;
 use crate::job::strategy::Kind;
@@ -82,13 +82,17 @@ fn stands_by(idle: &plan::Idle, names: &Names) -> StandbyReport {
     let (why, with) = match idle.why {
         WhyIdle::Slower { with, without } if with < without => {
             let why = format!(
-                "{name} would slow the mesh: with it {with:.0}, without it {without:.0} samples/s"
+                "{name} would slow the mesh: with it {}, without it {} samples/s",
+                text::rate(with),
+                text::rate(without)
             );
             (why, Some(with))
         }
         WhyIdle::Slower { with, without } => {
             let why = format!(
-                "{name} would add nothing that counts: with it {with:.0}, without it {without:.0} samples/s"
+                "{name} would add little: with it {}, without it {} samples/s",
+                text::rate(with),
+                text::rate(without)
             );
             (why, Some(with))
         }
@@ -116,8 +120,9 @@ fn losses(
     let losses = plan::losses(problem, settings, choice)?;
     let told = |loss: &plan::Loss| LossReport {
         device: loss.device,
-        family: loss.then.as_ref().ok().map(|then| then.0),
-        samples_per_s: loss.then.as_ref().ok().map(|then| then.1),
+        family: loss.then.as_ref().ok().map(|left| left.family),
+        samples_per_s: loss.then.as_ref().ok().map(|left| left.samples_per_second),
+        seconds_per_sample: loss.then.as_ref().ok().map(|left| left.seconds_per_sample),
         reason: loss.then.as_ref().err().map(|error| match error {
             PlanError::Device { device, what } if *device == loss.device => {
                 format!("{}: {what}", names.of(*device))

@@ -99,14 +99,15 @@ async fn a_file_is_planned_without_a_node_and_all_of_it_is_shown() {
         "FAMILY",
         "the best",
         "not every device has a tier",
+        "each worth 0.54",
         "WITHOUT",
-        "it has no part",
+        "as now: it has no part",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
     let svg = fs::read_to_string(folder.path().join("step.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
-    assert!(svg.contains("<title>board: forward 0"), "{svg}");
+    assert!(svg.contains("<title>board: backward 0"), "{svg}");
     // What was saved is planned alike.
     let saved = fs::read_to_string(folder.path().join("again.json")).unwrap();
     let first = report(&[], "job.toml --profile mesh.toml").await;

@@ -6,18 +6,29 @@ use super::super::show::{self, bytes, table};
 use super::{Names, timeline};
 use crate::control::PlanReport;
 
+/// Samples per second, to three digits.
+pub(super) fn rate(rate: f64) -> String {
+    let digits = match rate {
+        rate if rate >= 100.0 => 0,
+        rate if rate >= 10.0 => 1,
+        _ => 2,
+    };
+    format!("{rate:.digits$}")
+}
+
 /// All of it; with `explain` why the others lost and what each device is worth.
 pub(super) fn whole(report: &PlanReport, names: &Names, explain: bool) -> String {
     let Some(best) = report.candidates.first().and_then(|c| c.offer.as_ref()) else {
         return String::new();
     };
     let mut parts = vec![format!(
-        "{}: {}\na step of {} samples would take {:.3} s, {:.0} samples/s\n{}",
+        "{}: {}\na step of {} samples would take {:.3} s, {} samples/s{}\n{}",
         report.name,
         report.family.name(),
         report.step_samples,
         report.step_s,
-        report.samples_per_s,
+        rate(report.samples_per_s),
+        counting(best),
         arranged(best, report, names)
     )];
     let mut after = String::new();
@@ -32,10 +43,11 @@ pub(super) fn whole(report: &PlanReport, names: &Names, explain: bool) -> String
             .and_then(|candidate| candidate.offer.as_ref());
         after += &match offered {
             Some(offer) => format!(
-                "the job file asks for {}: {:.3} s, {:.0} samples/s\n",
+                "the job file asks for {}: {:.3} s, {} samples/s{}\n",
                 asked.name(),
                 offer.step_seconds,
-                offer.samples_per_second
+                rate(offer.samples_per_second),
+                counting(offer)
             ),
             None => format!(
                 "the job file asks for {}, which cannot be had\n",
@@ -58,6 +70,14 @@ pub(super) fn whole(report: &PlanReport, names: &Names, explain: bool) -> String
         parts.push(show::plan(&title, cut));
     }
     parts.join("\n\n")
+}
+
+/// What samples are worth, where that is less than those of synchronous steps.
+fn counting(offer: &Offer) -> String {
+    match offer.efficiency {
+        1.0 => String::new(),
+        efficiency => format!(", each worth {efficiency:.2} of a synchronous one"),
+    }
 }
 
 fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
@@ -109,6 +129,7 @@ fn arranged(offer: &Offer, report: &PlanReport, names: &Names) -> String {
                 let samples = format!("{} of {}", share.samples, report.step_samples);
                 add("all".into(), share.device, samples, "-".into());
             }
+            note = "\nnobody waits: each begins its next step at once".into();
         }
         Arrangement::Tiers(plan) => {
             for role in &offer.roles {
@@ -182,7 +203,7 @@ fn ranking(report: &PlanReport) -> String {
         rows.push(vec![
             name,
             format!("{:.3} s", offer.step_seconds),
-            format!("{:.0}", offer.samples_per_second),
+            rate(offer.samples_per_second),
             format!("{:.2}", offer.efficiency),
             format!("{:.3} ms", 1e3 * offer.seconds_per_sample),
             verdict,
@@ -193,21 +214,28 @@ fn ranking(report: &PlanReport) -> String {
 
 /// What would be left without each device.
 fn losses(report: &PlanReport, names: &Names) -> String {
-    let mut rows = vec![row(["WITHOUT", "FAMILY", "SAMPLES/S", ""])];
+    let best = report.candidates.first().and_then(|c| c.offer.as_ref());
+    let now = best.map_or(0.0, |best| best.seconds_per_sample);
+    let mut rows = vec![row(["WITHOUT", "FAMILY", "SAMPLES/S", "SPEED THAT COUNTS"])];
     rows.extend(report.losses.iter().map(|loss| {
         let name = names.of(loss.device).to_owned();
         let family = loss.family.map_or("-", Family::name).to_owned();
-        let Some(rate) = loss.samples_per_s else {
+        let (Some(samples), Some(then)) = (loss.samples_per_s, loss.seconds_per_sample) else {
             let why = loss.reason.clone().unwrap_or_default();
             return vec![name, family, "-".into(), why];
         };
         let stands_by = report.standby.iter().any(|idle| idle.device == loss.device);
-        let change = match report.samples_per_s {
-            _ if stands_by => "it has no part".into(),
-            now if now > 0.0 => format!("{:+.0} %", 100.0 * (rate / now - 1.0)),
-            _ => String::new(),
+        let change = if stands_by {
+            "as now: it has no part".into()
+        } else if then > 0.0 {
+            format!("{:+.1} %", 100.0 * (now / then - 1.0))
+        } else {
+            String::new()
         };
-        vec![name, family, format!("{rate:.0}"), change]
+        vec![name, family, rate(samples), change]
     }));
+    if rows.len() == 1 {
+        return "what is left without each device is not planned for that many islands".into();
+    }
     table(&rows)
 }
