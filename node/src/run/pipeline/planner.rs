@@ -335,3 +335,84 @@ impl Planner for CutPlanner {
             .sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use skein_gossip::pipeline::message::{BlockTime, DataShape};
+
+    use super::*;
+    use crate::job::JobFile;
+
+    fn planner() -> CutPlanner {
+        let text = "[model]\nkind = 'mlp'\nhidden = [8, 8]\n[train]\nbatch = 32\n[stop]\nsteps = 5\n[strategy]\nkind = 'pipeline'\n";
+        let shape = DataShape {
+            input: [1, 4, 4],
+            classes: 10,
+            train: 100,
+            validation: 10,
+            mean: vec![0.0],
+            std: vec![1.0],
+            tokenizer: None,
+        };
+        let facts = Facts::new(&JobFile::parse(text).unwrap(), &shape).unwrap();
+        let block = plan::BlockProfile {
+            update: 0.5,
+            output_bytes: 40,
+            ..plan::BlockProfile::default()
+        };
+        let measured = plan::Profile {
+            input_bytes: 64,
+            blocks: vec![block; facts.blocks.len()],
+        };
+        CutPlanner::new(Arc::new(facts), measured)
+    }
+
+    fn candidate(planner: &CutPlanner, peer: u8, has_data: bool, us: f32) -> Candidate {
+        let time = BlockTime {
+            forward_us: us,
+            backward_us: 2.0 * us,
+        };
+        Candidate {
+            peer: PeerId([peer; 32]),
+            has_data,
+            profile: Some(Arc::new(Profile {
+                blocks: vec![time; planner.facts.blocks.len()],
+                memory: 1 << 30,
+                ..Profile::default()
+            })),
+            slowdown: 2.0,
+        }
+    }
+
+    #[test]
+    fn what_candidates_measured_is_a_problem_with_times_of_their_own() {
+        let planner = planner();
+        let slow = candidate(&planner, 1, true, 4000.0);
+        let fast = candidate(&planner, 2, true, 1000.0);
+        let other = candidate(&planner, 3, false, 500.0);
+        let told = |candidates: &[Candidate]| planner.measured(candidates, 2);
+        let Measured {
+            problem,
+            n_connected,
+        } = told(&[slow.clone(), fast.clone(), other.clone()]).unwrap();
+        assert_eq!((n_connected, problem.data), (2, Data::At(0)));
+        let names: Vec<&str> = problem.devices.iter().map(|d| &d.name[..2]).collect();
+        assert_eq!(names, ["02", "01", "03"], "the fastest with data first");
+        assert_eq!((problem.work.micro_batch, problem.work.n_micro), (4, 8));
+        for (device, seconds) in problem.devices.iter().zip([0.001, 0.004, 0.0005]) {
+            let times = &device.times.as_ref().unwrap()[0];
+            assert!((times.forward.of(4) - seconds).abs() < 1e-9);
+            assert!((times.backward.of(4) - 2.0 * seconds).abs() < 1e-9);
+            assert!((times.update - 500.0 * seconds).abs() < 1e-6);
+            assert_eq!((device.capacity, device.memory_bytes), (2.0, 1 << 30));
+        }
+        plan::choose(&problem, &plan::Settings::default()).unwrap();
+        let all = told(&[slow, fast.clone()]).unwrap();
+        assert_eq!(all.problem.data, Data::Everywhere);
+        assert_eq!(told(&[other]), None);
+        let many: Vec<Candidate> = (0..129)
+            .map(|peer| candidate(&planner, peer, true, 1.0))
+            .collect();
+        assert_eq!(told(&many), None, "an answer has its bound");
+    }
+}
