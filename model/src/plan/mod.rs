@@ -20,6 +20,7 @@
 
 mod time;
 mod profile;
+mod tier;
 mod work;
 mod costs;
 mod problem;
@@ -51,8 +52,9 @@ pub use profile::{BlockProfile, BlockTimes, MAX_BLOCKS, Profile, ProfileError};
 pub use replan::{moved_bytes, replan};
 pub use schedule::{Prediction, Span, predict};
 pub use search::{MAX_PERMUTED, Plan, search};
+pub use tier::Tier;
 pub use tiers::{Begins, TierBaseline, Tiered, tier_baseline, tiers};
 pub use time::{MAX_POINTS, Time};
 pub use work::{
-    Data, Device, Links, MAX_DEVICES, MAX_MICRO_BATCHES, Placement, PlanError, Stashing, Tier, Work,
+    Data, Device, Links, MAX_DEVICES, MAX_MICRO_BATCHES, Placement, PlanError, Stashing, Work,
 };

@@ -5,6 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::profile::{BlockTimes, Profile, ProfileError};
+use super::tier::Tier;
 
 /// Most devices of a plan.
 pub const MAX_DEVICES: usize = 1024;
@@ -133,18 +134,6 @@ impl Held {
         in_flight: 1,
         stashed: 0,
     };
-}
-
-/// Where a peer stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Tier {
-    /// Where data is born.
-    Device,
-    /// Near the devices.
-    Edge,
-    /// Far from them, and fast.
-    Cloud,
 }
 
 /// A device that may get blocks.

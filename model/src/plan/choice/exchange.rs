@@ -9,7 +9,6 @@
 
 use super::offer::{Arrangement, Offer, Refusal, Role, samples_of};
 use super::settings::{ExchangeCosts, Settings};
-use super::stages::no_room;
 use crate::plan::costs::Costs;
 use crate::plan::group::{Share, allocate};
 use crate::plan::problem::Problem;
@@ -39,7 +38,8 @@ pub(super) fn plan(problem: &Problem, settings: &Settings) -> Result<Offer, Refu
         return Err(if alone {
             Refusal::NoPartner
         } else {
-            no_room(&problem.costs())
+            let needs = least_bytes(problem, settings);
+            Refusal::NoRoom { needs }
         });
     };
     let devices: Vec<usize> = shares.iter().map(|share| share.device).collect();
@@ -319,7 +319,7 @@ mod tests {
         problem.devices[2].memory_bytes = 0;
         let refusal = plan(&problem, &Settings::default()).unwrap_err();
         assert!(
-            matches!(refusal, Refusal::NoRoom { needs: 82 }),
+            matches!(refusal, Refusal::NoRoom { needs: 122 }),
             "{refusal}"
         );
         problem.data = Data::At(1);

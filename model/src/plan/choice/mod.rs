@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
     use crate::plan::hybrid::{drawn, seeds};
-    use crate::plan::work::Tier;
+    use crate::plan::tier::Tier;
     use crate::plan::{Data, Device, Stashing};
 
     /// What has to hold of every choice.

@@ -117,7 +117,7 @@ pub enum Refusal {
     Plan(#[from] PlanError),
     /// Nobody can hold the whole model.
     #[error(
-        "no device that may have the samples has room for the whole model, which needs {needs} bytes"
+        "no device that may have the samples has room for all that it would hold: {needs} bytes"
     )]
     NoRoom {
         /// Bytes that it takes with the fewest samples.

@@ -39,7 +39,7 @@ fn has_samples(problem: &Problem, device: usize) -> bool {
 }
 
 /// What the whole model takes on one device.
-pub(super) fn no_room(costs: &Costs<'_>) -> Refusal {
+fn no_room(costs: &Costs<'_>) -> Refusal {
     let whole = 0..costs.n_blocks();
     let samples = costs.least_samples;
     Refusal::NoRoom {

@@ -4,8 +4,9 @@ use super::offer::{Arrangement, Offer, Refusal, Role, samples_of};
 use super::settings::Settings;
 use crate::plan::problem::Problem;
 use crate::plan::schedule::Span;
+use crate::plan::tier::Tier;
 use crate::plan::tiers::{TierRole, Tiered, roles, tiers};
-use crate::plan::work::{PlanError, Tier};
+use crate::plan::work::PlanError;
 
 /// The best plan over tiers.
 pub(super) fn plan(problem: &Problem, settings: &Settings) -> Result<Offer, Refusal> {

@@ -22,7 +22,8 @@ use serde::{Deserialize, Serialize};
 
 use super::costs::Costs;
 use super::problem::Problem;
-use super::work::{Held, PlanError, Tier};
+use super::tier::Tier;
+use super::work::{Held, PlanError};
 use cost::{Mesh, Way};
 pub(crate) use roles::{TierRole, roles};
 

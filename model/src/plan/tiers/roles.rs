@@ -9,7 +9,8 @@ use crate::plan::costs::Costs;
 use crate::plan::events::Pass;
 use crate::plan::group::Reduction;
 use crate::plan::schedule::Span;
-use crate::plan::work::{Data, Tier};
+use crate::plan::tier::Tier;
+use crate::plan::work::Data;
 
 /// What one device does in a step.
 #[derive(Clone, Debug, PartialEq)]

@@ -64,6 +64,10 @@ fn told(candidate: &Candidate, names: &Names) -> CandidateReport {
             "the data is on {} alone, and every replica draws its own samples",
             names.of(*device)
         )),
+        Err(plan::Refusal::NoRoom { needs }) => Some(format!(
+            "no device has room for all that it would hold, which is {}",
+            show::bytes(*needs)
+        )),
         Err(plan::Refusal::Private { device }) => Some(format!(
             "its best plan would send private samples away from {}",
             names.of(*device)
