@@ -369,6 +369,7 @@ pub(crate) mod tests {
             output_bytes: 8,
             parameter_bytes: 10,
             state_bytes: 30,
+            copies_bytes: 0,
             kept_bytes: 20,
         };
         Work {

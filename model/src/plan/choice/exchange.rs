@@ -89,13 +89,17 @@ impl Step {
             },
             ..device.clone()
         };
+        let mut work = Work {
+            micro_batch: samples,
+            n_micro: 1,
+            stashing: Stashing::None,
+            ..problem.work.clone()
+        };
+        for block in &mut work.profile.blocks {
+            block.copies_bytes = 0;
+        }
         Ok(Self {
-            work: Work {
-                micro_batch: samples,
-                n_micro: 1,
-                stashing: Stashing::None,
-                ..problem.work.clone()
-            },
+            work,
             devices: problem.devices.iter().map(smaller).collect(),
         })
     }
@@ -233,7 +237,10 @@ impl Mesh<'_> {
 
 /// Bytes that a replica with the fewest samples takes on a device.
 pub(super) fn least_bytes(problem: &Problem, settings: &Settings) -> u64 {
-    let costs = problem.costs();
+    let Ok(step) = Step::new(problem, &settings.exchange) else {
+        return 0;
+    };
+    let costs = step.costs(problem);
     let whole = 0..costs.n_blocks();
     let parameters = costs.parameter_bytes(&whole);
     let arenas = parameters.saturating_mul(u64::from(settings.exchange.arenas));
@@ -310,6 +317,9 @@ mod tests {
             (offer.roles[0].samples, offer.roles[0].memory_bytes),
             (2, 174)
         );
+        // Copies are kept by stages of pipelines alone.
+        problem.work.profile.blocks[0].copies_bytes = 1000;
+        assert_eq!(plan(&problem, &Settings::default()), Ok(offer));
         problem.devices[0].memory_bytes -= 2 * 52;
         let offer = plan(&problem, &Settings::default()).unwrap();
         assert!(offer.roles.iter().all(|role| role.device != 0));

@@ -46,7 +46,8 @@ fn symbol(span: &Span) -> char {
     }
 }
 
-/// A row of [`COLUMNS`] characters for each device; each shows what it does most of that time.
+/// A row of [`COLUMNS`] characters for each device; each shows what it does longest in that time, if it does anything for a tenth
+/// of it.
 pub(super) fn text(spans: &[Span], names: &[String]) -> String {
     let Some(end) = end(spans) else {
         return String::new();
@@ -67,8 +68,8 @@ pub(super) fn text(spans: &[Span], names: &[String]) -> String {
                 }
             }
         }
-        let shown = cells.iter().map(|(longest, symbol, taken)| {
-            let is_idle = column - taken > *longest;
+        let shown = cells.iter().map(|(_, symbol, taken)| {
+            let is_idle = *taken * 10.0 < column;
             if is_idle { '.' } else { *symbol }
         });
         shown.collect::<String>()

@@ -101,7 +101,7 @@ impl CutPlanner {
             (block.forward, block.backward) =
                 (seconds(times.forward_us), seconds(times.backward_us));
             block.output_bytes = pipeline.values.wire_bytes(block.output_bytes);
-            block.state_bytes += copies * layout.encoded_len() as u64;
+            block.copies_bytes = copies * layout.encoded_len() as u64;
         }
         let work = Work {
             profile,
