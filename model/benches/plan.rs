@@ -24,6 +24,7 @@ fn problem(n_devices: usize, micro_batch: usize) -> Problem {
             output_bytes: 262_144 / (number as u64 + 1),
             parameter_bytes,
             state_bytes: 3 * parameter_bytes,
+            copies_bytes: 0,
             kept_bytes: 786_432 / (number as u64 + 1),
         }
     };

@@ -14,6 +14,7 @@ mod hybrid;
 mod kills;
 mod methods;
 mod pipeline;
+mod planning;
 mod restart;
 mod same_loss;
 mod training;

@@ -123,7 +123,8 @@ impl<'a> Costs<'a> {
         let mut bytes = vec![[0; 3]];
         let mut sum = [0u64; 3];
         for block in blocks {
-            let own = [block.state_bytes, block.kept_bytes, block.parameter_bytes];
+            let state = block.state_bytes.saturating_add(block.copies_bytes);
+            let own = [state, block.kept_bytes, block.parameter_bytes];
             sum = std::array::from_fn(|part| sum[part].saturating_add(own[part]));
             bytes.push(sum);
         }

@@ -70,6 +70,7 @@ pub fn measure(
             output_bytes,
             parameter_bytes: 4 * stage.n_parameters() as u64,
             state_bytes: stage.state_bytes(),
+            copies_bytes: 0,
             kept_bytes,
         });
     }

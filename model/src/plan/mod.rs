@@ -6,7 +6,8 @@
 //!    ├─> search     one device per stage: orders x partition (dynamic programming) x predict -> Plan
 //!    ├─> hybrid     stages hosted by groups -> Hybrid; replan after a device is lost
 //!    ├─> tiers      layers and samples over device, edge and cloud -> Tiered
-//!    └─> baseline   what hybrids are compared with -> Hybrid
+//!    ├─> baseline   what hybrids are compared with -> Hybrid
+//!    └─> choose     all families, ranked by one objective -> Choice
 //! ```
 //!
 //! [`partition`] is FTPipeHD's dynamic programming with memory limits (Chen et al. 2021, arXiv:2110.02781, section III-C); it
@@ -19,6 +20,7 @@
 
 mod time;
 mod profile;
+mod tier;
 mod work;
 mod costs;
 mod problem;
@@ -32,9 +34,14 @@ mod hybrid;
 mod baselines;
 mod replan;
 mod tiers;
+mod choice;
 mod measure;
 
 pub use baselines::{Baseline, baseline};
+pub use choice::{
+    Arrangement, Candidate, Choice, ExchangeCosts, Family, Idle, Island, Left, Loss, MOST_ANEW,
+    Offer, Refusal, Role, Settings, WhyIdle, choose, idle, losses, of_step,
+};
 pub use events::Pass;
 pub use group::{Group, Reduction, Share};
 pub use hybrid::{Hybrid, MAX_HYBRID, hybrid, price, reductions, spans};
@@ -45,7 +52,8 @@ pub use profile::{BlockProfile, BlockTimes, MAX_BLOCKS, Profile, ProfileError};
 pub use replan::{moved_bytes, replan};
 pub use schedule::{Prediction, Span, predict};
 pub use search::{MAX_PERMUTED, Plan, search};
-pub use tiers::{Begins, Tier, TierBaseline, Tiered, tier_baseline, tiers};
+pub use tier::Tier;
+pub use tiers::{Begins, TierBaseline, Tiered, tier_baseline, tiers};
 pub use time::{MAX_POINTS, Time};
 pub use work::{
     Data, Device, Links, MAX_DEVICES, MAX_MICRO_BATCHES, Placement, PlanError, Stashing, Work,

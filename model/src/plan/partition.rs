@@ -196,7 +196,9 @@ pub(crate) fn too_large(costs: &Costs<'_>, order: &[usize]) -> PlanError {
         return PlanError::BlockTooLarge {
             block,
             needs: alone(block),
-            state: work.profile.blocks[block].state_bytes,
+            state: work.profile.blocks[block]
+                .state_bytes
+                .saturating_add(work.profile.blocks[block].copies_bytes),
             largest,
         };
     }

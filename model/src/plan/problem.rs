@@ -35,10 +35,19 @@ impl Problem {
     /// # Errors
     /// What cannot be, by device where it is one's.
     pub fn check(&self) -> Result<(), PlanError> {
-        self.work.check(&self.devices, &self.links)?;
+        self.check_figures()?;
         if self.work.overlaps() {
             return Err(PlanError::Overlapping);
         }
+        Ok(())
+    }
+
+    /// Refuses figures that cannot be; steps may overlap.
+    ///
+    /// # Errors
+    /// What cannot be, by device where it is one's.
+    pub fn check_figures(&self) -> Result<(), PlanError> {
+        self.work.check(&self.devices, &self.links)?;
         if let Data::At(device) = self.data
             && device >= self.devices.len()
         {
@@ -57,7 +66,7 @@ impl Problem {
     /// The same without the device of this number; those behind it move up. None if there is no such device, no other, it
     /// alone has the data, or figures cannot be.
     pub fn without(&self, device: usize) -> Option<Self> {
-        self.check().ok()?;
+        self.check_figures().ok()?;
         let n = self.devices.len();
         let data = match self.data {
             Data::At(at) if at == device => return None,
@@ -81,6 +90,41 @@ impl Problem {
             row.remove(device);
         }
         Some(without)
+    }
+
+    /// The same with one more device, the last: `rates` and `delays` are those from it to each of the others, and back.
+    ///
+    /// # Errors
+    /// Figures that cannot be, before or then.
+    pub fn with(
+        &self,
+        device: Device,
+        rates: &[[f64; 2]],
+        delays: &[[f64; 2]],
+    ) -> Result<Self, PlanError> {
+        self.check_figures()?;
+        let n = self.devices.len();
+        if rates.len() != n || delays.len() != n {
+            let what = "the links do not name a rate to every device";
+            return Err(PlanError::Device { device: n, what });
+        }
+        let mut with = self.clone();
+        with.devices.push(device);
+        if with.links.latency.is_empty() {
+            with.links.latency = vec![vec![0.0; n]; n];
+        }
+        for (matrix, own) in [
+            (&mut with.links.rate, rates),
+            (&mut with.links.latency, delays),
+        ] {
+            for (row, both) in matrix.iter_mut().zip(own) {
+                row.push(both[1]);
+            }
+            let last = own.iter().map(|both| both[0]).chain([0.0]);
+            matrix.push(last.collect());
+        }
+        with.check_figures()?;
+        Ok(with)
     }
 
     /// Sums for planning; the figures are known to be sound.
@@ -163,6 +207,30 @@ mod tests {
         assert_eq!(problem.without(1), None, "the data is on it");
         assert_eq!(problem.without(7), None);
         assert_eq!(rest.without(0), None);
+    }
+
+    #[test]
+    fn a_device_can_be_added_and_left_out_again() {
+        let mut problem: Problem = toml::from_str(EDITED).unwrap();
+        let board = Device {
+            capacity: 2.0,
+            ..Device::default()
+        };
+        let with = problem
+            .with(board.clone(), &[[1.0, 2.0], [3.0, 4.0]], &[[0.0, 0.5]; 2])
+            .unwrap();
+        assert_eq!(with.links.rate[2], [1.0, 3.0, 0.0]);
+        assert_eq!((with.links.rate[0][2], with.links.rate[1][2]), (2.0, 4.0));
+        assert_eq!(with.links.latency[0], [0.0, 0.0, 0.5]);
+        problem.links.latency = vec![vec![0.0; 2]; 2];
+        assert_eq!(with.without(2), Some(problem.clone()));
+        assert!(
+            problem
+                .with(board.clone(), &[[1.0; 2]], &[[0.0; 2]])
+                .is_err()
+        );
+        let error = problem.with(board, &[[f64::NAN; 2]; 2], &[[0.0; 2]; 2]);
+        assert!(matches!(error, Err(PlanError::Device { device: 0, .. })));
     }
 
     proptest! {

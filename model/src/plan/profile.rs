@@ -54,8 +54,16 @@ pub struct BlockProfile {
     pub parameter_bytes: u64,
     /// Bytes of parameters, gradient, optimiser state and buffers.
     pub state_bytes: u64,
+    /// Bytes of the copies that a stage of a pipeline keeps of it beside its state; replicas keep none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub copies_bytes: u64,
     /// Bytes per sample that the forward pass keeps for the backward pass.
     pub kept_bytes: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// What the blocks of a model cost on one device.
@@ -100,6 +108,7 @@ impl Profile {
                 block.output_bytes,
                 block.parameter_bytes,
                 block.state_bytes,
+                block.copies_bytes,
                 block.kept_bytes,
                 self.input_bytes,
             ];

@@ -46,24 +46,32 @@ pub struct Plan {
 /// Figures that cannot be; a model that does not fit, with what does not.
 pub fn search(work: &Work, devices: &[Device], links: &Links) -> Result<Plan, PlanError> {
     work.check_linked(devices, links)?;
-    let costs = Costs::new(work, devices, links);
-    let n = devices.len();
+    begin_at(&Costs::new(work, devices, links), 0)
+}
+
+/// The best plan in any order that begins with device `first`; links may be missing, figures are known to be sound.
+pub(crate) fn begin_at(costs: &Costs<'_>, first: usize) -> Result<Plan, PlanError> {
+    let n = costs.devices.len();
+    let mut everyone: Vec<usize> = (0..n).collect();
+    everyone[..=first].rotate_right(1);
     if n > MAX_PERMUTED {
-        let mut order: Vec<usize> = (0..n).collect();
-        order[1..].sort_by(|a, b| devices[*a].capacity.total_cmp(&devices[*b].capacity));
-        return best_of(&costs, shorter(&costs, order), &(0..n).collect::<Vec<_>>());
+        let mut order = everyone.clone();
+        order[1..].sort_by(|a, b| whole(costs, *a).total_cmp(&whole(costs, *b)));
+        return best_of(costs, shorter(costs, order), &everyone);
     }
-    let mut orders = vec![vec![0]];
+    let mut orders = vec![vec![first]];
     let mut grown = 0;
     while grown < orders.len() {
-        let others = (1..n).filter(|device| !orders[grown].contains(device));
+        let others = everyone[1..]
+            .iter()
+            .copied()
+            .filter(|device| !orders[grown].contains(device));
         let longer = others.map(|device| [orders[grown].as_slice(), &[device]].concat());
         let longer: Vec<_> = longer.collect();
         orders.extend(longer);
         grown += 1;
     }
-    let everyone: Vec<usize> = (0..n).collect();
-    best_of(&costs, orders, &everyone)
+    best_of(costs, orders, &everyone)
 }
 
 /// `order` and what is left of it without the slowest devices but the first, the shortest first; or without any of them where
@@ -80,16 +88,22 @@ fn shorter(costs: &Costs<'_>, order: Vec<usize>) -> Vec<Vec<usize>> {
         };
         return masks.into_iter().map(subset).collect();
     }
-    let capacity = |device: usize| costs.devices[device].capacity;
     let mut orders = vec![left.clone()];
     while left.len() > 1 {
-        let slowest =
-            (1..left.len()).max_by(|a, b| capacity(left[*a]).total_cmp(&capacity(left[*b])));
+        let slowest = (1..left.len())
+            .max_by(|a, b| whole(costs, left[*a]).total_cmp(&whole(costs, left[*b])));
         left.remove(slowest.unwrap_or(left.len() - 1));
         orders.push(left.clone());
     }
     orders.reverse();
     orders
+}
+
+/// Seconds of a micro-batch through the whole model on one device.
+pub(crate) fn whole(costs: &Costs<'_>, device: usize) -> f64 {
+    let samples = costs.work.micro_batch;
+    let [forward, backward, _] = costs.seconds(device, &(0..costs.n_blocks()), samples);
+    forward + backward
 }
 
 fn best_of(

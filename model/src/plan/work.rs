@@ -5,6 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::profile::{BlockTimes, Profile, ProfileError};
+use super::tier::Tier;
 
 /// Most devices of a plan.
 pub const MAX_DEVICES: usize = 1024;
@@ -66,6 +67,9 @@ pub enum PlanError {
     /// Groups, tiers and re-planning are for synchronous steps.
     #[error("steps that overlap are planned for one device per stage alone")]
     Overlapping,
+    /// A setting of the choice among families that cannot be.
+    #[error("{0} is not above 0, or too large")]
+    Setting(&'static str),
     /// Every block fits somewhere, but not all of them together.
     #[error(
         "the model needs {needs} bytes with its micro-batches in flight, the devices have {available} together, and no cut fits: block {block} is the first that does not"
@@ -144,6 +148,9 @@ pub struct Device {
     /// Memory it has for the job; [`u64::MAX`], or nothing in a file, if that is no matter.
     #[serde(skip_serializing_if = "is_unlimited")]
     pub memory_bytes: u64,
+    /// Where it stands, for plans over tiers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tier: Option<Tier>,
     /// Its own times of every block; those of the work's profile where there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub times: Option<Vec<BlockTimes>>,
@@ -155,6 +162,7 @@ impl Default for Device {
             name: String::new(),
             capacity: 1.0,
             memory_bytes: u64::MAX,
+            tier: None,
             times: None,
         }
     }
@@ -361,6 +369,7 @@ pub(crate) mod tests {
             output_bytes: 8,
             parameter_bytes: 10,
             state_bytes: 30,
+            copies_bytes: 0,
             kept_bytes: 20,
         };
         Work {

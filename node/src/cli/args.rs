@@ -65,7 +65,7 @@ pub enum Command {
     Up(UpArgs),
     /// Start a job on the whole mesh and watch it
     Train(TrainArgs),
-    /// Show how the peers that are here would cut a pipeline's model, without training it
+    /// Show how the peers that are here, or the devices of a file, would train a job's model, without training it
     Plan(PlanArgs),
     /// Watch a job that runs
     Watch(JobArg),
@@ -95,6 +95,29 @@ pub struct PlanArgs {
     /// The job file
     #[arg(value_name = "JOB.TOML")]
     pub file: PathBuf,
+    /// Plan with the devices of this file instead of those that are here; .toml or .json, as --save writes it. Needs no node
+    #[arg(long, env = "SKEIN_PROFILE", value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// What if this device were not there: its name, or the beginning of its id; may be repeated
+    #[arg(
+        long,
+        env = "SKEIN_WITHOUT",
+        value_name = "PEER",
+        value_delimiter = ','
+    )]
+    pub without: Vec<String>,
+    /// What if the device in this file were there too; .toml or .json; may be repeated
+    #[arg(long, env = "SKEIN_ADD", value_name = "FILE", value_delimiter = ',')]
+    pub add: Vec<PathBuf>,
+    /// Write what the devices have measured, to edit and plan with; .toml or .json
+    #[arg(long, env = "SKEIN_SAVE", value_name = "FILE")]
+    pub save: Option<PathBuf>,
+    /// Draw one step as SVG
+    #[arg(long, env = "SKEIN_SVG", value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Say why the other families lost, and what would be left without each device
+    #[arg(long, env = "SKEIN_EXPLAIN", value_parser = FalseyValueParser::new())]
+    pub explain: bool,
 }
 
 /// `skein up`.

@@ -15,7 +15,7 @@ use crate::control::{ErrorCode, Incoming, JobStatus, Phase, Request, Response, S
 
 /// What a command printed.
 #[derive(Clone, Default)]
-struct Printed(Rc<RefCell<Vec<u8>>>);
+pub(super) struct Printed(Rc<RefCell<Vec<u8>>>);
 
 impl Write for Printed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -28,12 +28,12 @@ impl Write for Printed {
 }
 
 impl Printed {
-    fn output(json: bool) -> (Output, Self) {
+    pub(super) fn output(json: bool) -> (Output, Self) {
         let printed = Self::default();
         (Output::to(json, printed.clone()), printed)
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         String::from_utf8(self.0.borrow().clone()).unwrap()
     }
 }

@@ -12,6 +12,7 @@ mod hex;
 mod stages;
 pub mod status;
 mod peers;
+mod report;
 pub mod protocol;
 pub mod lines;
 pub mod socket;
@@ -20,9 +21,11 @@ pub mod client;
 
 pub use client::{Client, ClientError};
 pub use protocol::{ErrorCode, Failure, Request, RequestError, Response};
+pub use report::{CandidateReport, LossReport, PlanReport, StandbyReport};
 pub use server::{Incoming, Reply, Server};
 pub use stages::{
-    LinkKnown, NO_CUT, PlanStatus, PlannedFellow, PlannedLink, PlannedStage, Recovery, StageStatus,
+    LinkKnown, Measured, NO_CUT, PlanStatus, PlannedFellow, PlannedLink, PlannedStage, Recovery,
+    StageStatus,
 };
 pub use status::{
     Best, Contribution, Hex, JobStatus, Lessons, LinkStatus, NodeFacts, PeerState, PeerStatus,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use skein_gossip::ids::JobId;
 
-use super::stages::PlanStatus;
+use super::report::PlanReport;
 use super::status::{Best, Hex, JobStatus, NodeFacts, PeerStatus, Status};
 use crate::nearest::nearest;
 
@@ -260,8 +260,8 @@ pub enum Response {
     Exported(Exported),
     /// The model was judged.
     Evaluated(Evaluated),
-    /// How a model would be cut; made by the command line of what the node says of a job.
-    Plan(Box<PlanStatus>),
+    /// How devices would train together; made by the command line of what the node or a file says of them.
+    Plan(Box<PlanReport>),
     /// What only the node knows.
     Doctor(NodeFacts),
     /// The node says goodbye to its peers and ends.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use skein_gossip::ids::PeerId;
+use skein_model::plan::Problem;
 
 use super::hex::Hex;
 
@@ -22,6 +23,15 @@ pub struct PlanStatus {
     /// Peers that are ready and get no stage: they would slow the others down, and keep copies.
     pub standby: Vec<Hex<PeerId>>,
     /// Peers connected to the one that planned.
+    pub n_connected: usize,
+}
+
+/// What the peers of a job have measured before it began.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Everything a plan depends on; the names of devices are the ids of peers.
+    pub problem: Problem,
+    /// Peers connected to the one that tells.
     pub n_connected: usize,
 }
 

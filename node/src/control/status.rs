@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use skein_gossip::ids::{Digest, JobId, PeerId};
 
 pub use super::hex::Hex;
-use super::stages::{PlanStatus, Recovery, StageStatus};
+use super::stages::{Measured, PlanStatus, Recovery, StageStatus};
 
 /// The node itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -214,6 +214,9 @@ pub struct JobStatus {
     /// What the cut of a pipeline promises: the one in work, else the one that would be.
     #[serde(default)]
     pub plan: Option<PlanStatus>,
+    /// What the peers of a pipeline have measured, until it begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Box<Measured>>,
 }
 
 /// One link of a job, as the peer that sends on it sees it.
@@ -374,6 +377,7 @@ pub(crate) mod tests {
             stages: Vec::new(),
             recovery: None,
             plan: None,
+            measured: None,
         }
     }
 }

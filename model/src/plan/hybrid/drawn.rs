@@ -49,6 +49,7 @@ pub(crate) fn drawn(
             output_bytes: (output * log(0.2, 5.0)) as u64,
             parameter_bytes,
             state_bytes: 3 * parameter_bytes,
+            copies_bytes: 0,
             kept_bytes: (3.0 * output) as u64,
         }
     };

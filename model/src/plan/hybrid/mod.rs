@@ -33,8 +33,7 @@ use chain::{Part, Space, chains};
 pub(crate) use drawn::{drawn, seeds};
 use exhaustive::{is_small, optimum};
 use improve::{Judge, improve};
-use layout::build;
-pub(crate) use layout::{Stage, layout};
+pub(crate) use layout::{Stage, build, layout};
 pub use spaces::MAX_HYBRID;
 use spaces::{MAX_SETS, every_group, neighbours, orders};
 
@@ -153,7 +152,7 @@ pub(crate) fn nothing_fits(problem: &Problem) -> PlanError {
 }
 
 /// The best of all, or of those that are looked for.
-fn best(costs: &Costs<'_>) -> Option<Vec<Group>> {
+pub(crate) fn best(costs: &Costs<'_>) -> Option<Vec<Group>> {
     if is_small(costs) {
         optimum(costs).map(|(_, groups)| groups)
     } else {

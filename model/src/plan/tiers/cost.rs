@@ -119,13 +119,13 @@ impl<'a> Mesh<'a> {
         most
     }
 
-    fn update(&self, pool: usize, n_blocks: usize) -> f64 {
+    pub(super) fn update(&self, pool: usize, n_blocks: usize) -> f64 {
         let devices = self.pools[pool].devices.iter();
         let updates = devices.map(|device| self.costs.seconds(*device, &(0..n_blocks), 1)[2]);
         updates.fold(0.0, f64::max)
     }
 
-    fn send(&self, from: usize, to: usize, bytes: f64) -> f64 {
+    pub(super) fn send(&self, from: usize, to: usize, bytes: f64) -> f64 {
         if from == to || bytes == 0.0 {
             return 0.0;
         }
@@ -134,7 +134,7 @@ impl<'a> Mesh<'a> {
     }
 
     /// Seconds until so many raw samples are at a pool.
-    fn samples_to(&self, pool: usize, samples: usize) -> f64 {
+    pub(super) fn samples_to(&self, pool: usize, samples: usize) -> f64 {
         let source = self.source.unwrap_or(pool);
         self.send(source, pool, self.costs.bytes_into(0, samples) as f64)
     }
@@ -212,9 +212,22 @@ impl<'a> Mesh<'a> {
         Some(forward + backward + self.exchange(way))
     }
 
-    fn fits(&self, way: &Way, [m_s, m_l]: [usize; 2], [b_o, b_s, b_l]: [usize; 3]) -> bool {
+    fn fits(&self, way: &Way, borders: [usize; 2], samples: [usize; 3]) -> bool {
+        self.needs(way, borders, samples, &mut |device, bytes| {
+            bytes <= self.costs.devices[device].memory_bytes
+        })
+    }
+
+    /// What each device with a role needs, in bytes, as long as `judge` holds.
+    pub(super) fn needs(
+        &self,
+        way: &Way,
+        [m_s, m_l]: [usize; 2],
+        [b_o, b_s, b_l]: [usize; 3],
+        judge: &mut dyn FnMut(usize, u64) -> bool,
+    ) -> bool {
         let n = self.costs.n_blocks();
-        let room = |pool: usize, parts: &[(Range<usize>, usize)]| {
+        let mut room = |pool: usize, parts: &[(Range<usize>, usize)]| {
             let pool = &self.pools[pool];
             let in_group = pool.devices.len() > 1;
             (0..pool.devices.len()).all(|at| {
@@ -223,8 +236,7 @@ impl<'a> Mesh<'a> {
                     self.costs
                         .memory(blocks, pool.divided[*samples][at], Held::LEAST, in_group)
                 });
-                let needs = needs.fold(0, u64::saturating_add);
-                needs <= self.costs.devices[pool.devices[at]].memory_bytes
+                judge(pool.devices[at], needs.fold(0, u64::saturating_add))
             })
         };
         room(

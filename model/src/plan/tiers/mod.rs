@@ -9,31 +9,23 @@
 //!
 //! The cost is the paper's: three phases forward, three backward, then gradients of shared blocks go to the whole model and come
 //! back. It is minimised exactly over all integers: which tier has which role, `m_s <= m_l`, and the samples. Whatever is left
-//! out is so because a bound on it is no shorter than what is known. Deviation: a tier may have several peers, which divide its
+//! out is so because a bound on it is no shorter than what is known, but of large problems, where trying ends after some three
+//! million ways. Deviation: a tier may have several peers, which divide its
 //! samples by speed and reduce gradients among each other; what passes between peers of one tier in a phase costs nothing. All
 //! samples of a step are computed at once, as in the paper.
 
 mod cost;
 mod search;
+mod roles;
 
 use serde::{Deserialize, Serialize};
 
 use super::costs::Costs;
 use super::problem::Problem;
+use super::tier::Tier;
 use super::work::{Held, PlanError};
 use cost::{Mesh, Way};
-
-/// Where a peer stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Tier {
-    /// Where data is born.
-    Device,
-    /// Near the devices.
-    Edge,
-    /// Far from them, and fast.
-    Cloud,
-}
+pub(crate) use roles::{TierRole, roles};
 
 /// What a tier does that does not hold the whole model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,7 +13,7 @@ use super::driver::{Running, contributions};
 use super::facts::Facts;
 use super::worker::Step;
 use crate::control::{
-    Best, Contribution, Hex, JobStatus, NO_CUT, Phase, PlanStatus, Recovery, StageStatus,
+    Best, Contribution, Hex, JobStatus, Measured, NO_CUT, Phase, PlanStatus, Recovery, StageStatus,
 };
 use crate::job::{JobFile, Stop};
 use crate::run::STOPPED_BY;
@@ -35,6 +35,8 @@ pub(super) struct Figures {
     pub(super) refused: u64,
     /// What the cut promises.
     pub(super) plan: Result<PlanStatus, String>,
+    /// What peers measured, until the job begins.
+    pub(super) measured: Option<Box<Measured>>,
     stop: Stop,
     train_loss: Option<f32>,
     work: Work,
@@ -55,6 +57,7 @@ impl Figures {
             no_data: None,
             refused: 0,
             plan: Err(String::new()),
+            measured: None,
             stop: file.stop,
             train_loss: None,
             work: Work::default(),
@@ -241,6 +244,7 @@ impl Figures {
             drift_frac: None,
             lessons: Vec::new(),
             plan: self.plan.clone().ok(),
+            measured: self.measured.clone(),
             stages: running
                 .map(|running| stages(running, me))
                 .unwrap_or_default(),

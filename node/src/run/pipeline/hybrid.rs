@@ -66,8 +66,19 @@ impl HybridPlanner {
             .filter(|candidate| candidate.profile.is_some())
             .collect();
         let rows = self.facts.rows as usize;
+        let own = self.measured.seconds(0..self.measured.blocks.len(), rows);
+        let own: f64 = own.iter().sum();
         let device = |candidate: &&Candidate| {
             let profile = candidate.profile.as_deref()?;
+            let mut times = times::curves(profile, rows);
+            let all = times
+                .iter()
+                .map(|block| block.forward.of(rows) + block.backward.of(rows));
+            // Updates are measured here alone; others take as much longer for them as for the rest.
+            let slower = all.sum::<f64>() / own.max(1e-9);
+            for (block, measured) in times.iter_mut().zip(&self.measured.blocks) {
+                block.update = measured.update * slower;
+            }
             Some(Device {
                 name: candidate.peer.short(),
                 capacity: f64::from(candidate.slowdown),
@@ -75,7 +86,8 @@ impl HybridPlanner {
                     0 => u64::MAX,
                     memory => memory,
                 },
-                times: Some(times::curves(profile, rows)),
+                times: Some(times),
+                ..Device::default()
             })
         };
         let Some(devices) = able.iter().map(device).collect::<Option<Vec<_>>>() else {
@@ -92,7 +104,7 @@ impl HybridPlanner {
         let copies = LINES * u64::from(1 + pipeline.copies);
         for (block, layout) in profile.blocks.iter_mut().zip(&self.facts.blocks) {
             block.output_bytes = pipeline.values.wire_bytes(block.output_bytes);
-            block.state_bytes += copies * layout.encoded_len() as u64;
+            block.copies_bytes = copies * layout.encoded_len() as u64;
         }
         let problem = |data| Posed {
             hosts: able.iter().map(|candidate| candidate.peer).collect(),
@@ -111,7 +123,7 @@ impl HybridPlanner {
                 links: Links {
                     rate: rate.clone(),
                     latency: latency.clone(),
-                    shared: true,
+                    shared: false,
                 },
             },
         };

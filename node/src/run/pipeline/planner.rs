@@ -8,14 +8,18 @@ use skein_gossip::pipeline::agreement::{Candidate, Planned, Planner};
 use skein_gossip::pipeline::message::Profile;
 use skein_gossip::pipeline::plan::{Blocks, Member, Plan, Stage};
 use skein_model::plan::{
-    self, Device, Links, Placement, PlanError, Prediction, Stashing, Time, Work,
+    self, Data, Device, Links, Placement, PlanError, Prediction, Stashing, Time, Work,
 };
 
 use super::facts::{Facts, LINES};
 use super::hybrid::HybridPlanner;
-use super::links;
-use crate::control::{Hex, PlanStatus, PlannedFellow, PlannedLink, PlannedStage};
+use super::{links, times};
+use crate::control::{Hex, Measured, PlanStatus, PlannedFellow, PlannedLink, PlannedStage};
 use crate::job::strategy::pipeline::Cut;
+
+/// Most devices whose measurements are told, and most times of blocks of them all: an answer to the command line stays below a few
+/// megabytes.
+const MOST_TOLD: [usize; 2] = [128, 65_536];
 
 /// See the module's header.
 #[derive(Clone, Debug)]
@@ -101,7 +105,7 @@ impl CutPlanner {
             (block.forward, block.backward) =
                 (seconds(times.forward_us), seconds(times.backward_us));
             block.output_bytes = pipeline.values.wire_bytes(block.output_bytes);
-            block.state_bytes += copies * layout.encoded_len() as u64;
+            block.copies_bytes = copies * layout.encoded_len() as u64;
         }
         let work = Work {
             profile,
@@ -175,6 +179,71 @@ impl CutPlanner {
 }
 
 impl CutPlanner {
+    /// All that the candidates have measured, to be saved and planned with anywhere. If only some hold the data, the fastest of them
+    /// sends it. Where there are too many times to be told, each device has the base times and a factor. None before anybody with
+    /// data has measured itself, or of too many devices.
+    pub(super) fn measured(
+        &self,
+        candidates: &[Candidate],
+        n_connected: usize,
+    ) -> Option<Measured> {
+        let seconds = |candidate: &Candidate| {
+            let blocks = candidate.profile.iter().flat_map(|own| &own.blocks);
+            let sum: f32 = blocks.map(|time| time.forward_us + time.backward_us).sum();
+            sum * candidate.slowdown
+        };
+        let owners = candidates
+            .iter()
+            .filter(|candidate| candidate.has_data && candidate.profile.is_some());
+        let owner = owners.min_by(|a, b| seconds(a).total_cmp(&seconds(b)))?;
+        let Problem {
+            hosts,
+            mut devices,
+            links,
+            work,
+        } = self.problem(owner, candidates)?;
+        let [most_devices, most_times] = MOST_TOLD;
+        if hosts.len() > most_devices {
+            return None;
+        }
+        let n_times = hosts.iter().filter_map(|host| {
+            let profile = host.profile.as_ref()?;
+            Some(profile.blocks.len() * (1 + profile.fewer.len()))
+        });
+        let has_room = n_times.sum::<usize>() <= most_times;
+        for (device, host) in devices.iter_mut().zip(&hosts) {
+            device.name = host.peer.to_string();
+            let Some(profile) = host.profile.as_ref().filter(|_| has_room) else {
+                continue;
+            };
+            let slowdown = f64::from(host.slowdown);
+            let updates = device.capacity / slowdown;
+            let mut own = times::curves(profile, work.micro_batch);
+            for (time, block) in own.iter_mut().zip(&work.profile.blocks) {
+                time.update = block.update * updates;
+            }
+            device.times = Some(own);
+            device.capacity = slowdown;
+        }
+        let least = self.facts.layout.min_train_batch().unsigned_abs() as usize;
+        let problem = plan::Problem {
+            data: if hosts.iter().all(|host| host.has_data) {
+                Data::Everywhere
+            } else {
+                Data::At(0)
+            },
+            least_samples: least.clamp(1, work.micro_batch),
+            work,
+            devices,
+            links,
+        };
+        let is_sound = problem.check_figures().is_ok();
+        is_sound.then_some(Measured {
+            problem,
+            n_connected,
+        })
+    }
+
     /// What users are shown: `plan` if there is one, else the best for these candidates.
     pub(super) fn shown(
         &self,
@@ -291,5 +360,86 @@ impl Planner for CutPlanner {
             .iter()
             .map(|block| block.encoded_len() as u64)
             .sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skein_gossip::pipeline::message::{BlockTime, DataShape};
+
+    use super::*;
+    use crate::job::JobFile;
+
+    fn planner() -> CutPlanner {
+        let text = "[model]\nkind = 'mlp'\nhidden = [8, 8]\n[train]\nbatch = 32\n[stop]\nsteps = 5\n[strategy]\nkind = 'pipeline'\n";
+        let shape = DataShape {
+            input: [1, 4, 4],
+            classes: 10,
+            train: 100,
+            validation: 10,
+            mean: vec![0.0],
+            std: vec![1.0],
+            tokenizer: None,
+        };
+        let facts = Facts::new(&JobFile::parse(text).unwrap(), &shape).unwrap();
+        let block = plan::BlockProfile {
+            update: 0.5,
+            output_bytes: 40,
+            ..plan::BlockProfile::default()
+        };
+        let measured = plan::Profile {
+            input_bytes: 64,
+            blocks: vec![block; facts.blocks.len()],
+        };
+        CutPlanner::new(Arc::new(facts), measured)
+    }
+
+    fn candidate(planner: &CutPlanner, peer: u8, has_data: bool, us: f32) -> Candidate {
+        let time = BlockTime {
+            forward_us: us,
+            backward_us: 2.0 * us,
+        };
+        Candidate {
+            peer: PeerId([peer; 32]),
+            has_data,
+            profile: Some(Arc::new(Profile {
+                blocks: vec![time; planner.facts.blocks.len()],
+                memory: 1 << 30,
+                ..Profile::default()
+            })),
+            slowdown: 2.0,
+        }
+    }
+
+    #[test]
+    fn what_candidates_measured_is_a_problem_with_times_of_their_own() {
+        let planner = planner();
+        let slow = candidate(&planner, 1, true, 4000.0);
+        let fast = candidate(&planner, 2, true, 1000.0);
+        let other = candidate(&planner, 3, false, 500.0);
+        let told = |candidates: &[Candidate]| planner.measured(candidates, 2);
+        let Measured {
+            problem,
+            n_connected,
+        } = told(&[slow.clone(), fast.clone(), other.clone()]).unwrap();
+        assert_eq!((n_connected, problem.data), (2, Data::At(0)));
+        let names: Vec<&str> = problem.devices.iter().map(|d| &d.name[..2]).collect();
+        assert_eq!(names, ["02", "01", "03"], "the fastest with data first");
+        assert_eq!((problem.work.micro_batch, problem.work.n_micro), (4, 8));
+        for (device, seconds) in problem.devices.iter().zip([0.001, 0.004, 0.0005]) {
+            let times = &device.times.as_ref().unwrap()[0];
+            assert!((times.forward.of(4) - seconds).abs() < 1e-9);
+            assert!((times.backward.of(4) - 2.0 * seconds).abs() < 1e-9);
+            assert!((times.update - 500.0 * seconds).abs() < 1e-6);
+            assert_eq!((device.capacity, device.memory_bytes), (2.0, 1 << 30));
+        }
+        plan::choose(&problem, &plan::Settings::default()).unwrap();
+        let all = told(&[slow, fast.clone()]).unwrap();
+        assert_eq!(all.problem.data, Data::Everywhere);
+        assert_eq!(told(&[other]), None);
+        let many: Vec<Candidate> = (0..129)
+            .map(|peer| candidate(&planner, peer, true, 1.0))
+            .collect();
+        assert_eq!(told(&many), None, "an answer has its bound");
     }
 }

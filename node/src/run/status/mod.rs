@@ -322,6 +322,7 @@ impl Figures {
             stages: Vec::new(),
             recovery: None,
             plan: None,
+            measured: None,
         }
     }
 

@@ -400,9 +400,10 @@ impl Driver {
         self.figures.sample_rate(samples);
         let view = running.agreement.view().map(|view| &view.plan);
         let candidates = running.agreement.candidates();
-        self.figures.plan = running
-            .planner
-            .shown(view, &candidates, self.connected.len());
+        let n_connected = self.connected.len();
+        self.figures.plan = running.planner.shown(view, &candidates, n_connected);
+        let measured = || running.planner.measured(&candidates, n_connected);
+        self.figures.measured = view.is_none().then(measured).flatten().map(Box::new);
         if let Some(reason) = self.figures.stop_holds(samples) {
             self.input(Input::StopHolds(reason));
         }
