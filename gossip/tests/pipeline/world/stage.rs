@@ -205,7 +205,7 @@ impl World {
         let mut sends = Sends::default();
         for (piece, values) in sums {
             for (_, fellow) in working.place.fellows() {
-                sends.to_one(working, fellow, Kind::Sum, (step, piece), values.clone());
+                sends.tell(working, fellow, Kind::Sum, (step, piece), values.clone());
             }
         }
         self.send_all(peer, sends);
@@ -333,7 +333,7 @@ impl World {
                     let values = working.blocks.gradients[working.adding.values(piece)].to_vec();
                     for taker in working.adding.takers(piece) {
                         let at = (step, piece);
-                        sends.to_one(working, group[taker], Kind::Gradient, at, values.clone());
+                        sends.tell(working, group[taker], Kind::Gradient, at, values.clone());
                     }
                 }
                 working.adding.begin();
@@ -395,12 +395,12 @@ impl Sends {
     fn begin(&mut self, working: &Working, step: u64, micro: u32) {
         if working.leads_all() && micro == 0 {
             for (_, fellow) in working.place.fellows() {
-                self.to_one(working, fellow, Kind::Begin, (step, 0), Vec::new());
+                self.tell(working, fellow, Kind::Begin, (step, 0), Vec::new());
             }
         }
     }
 
-    fn to_one(
+    fn tell(
         &mut self,
         working: &Working,
         to: PeerId,
@@ -432,7 +432,7 @@ impl Sends {
     ) {
         for piece in to {
             let body = working.part(piece, values);
-            self.to_one(working, piece.peer, kind, (step, micro), body);
+            self.tell(working, piece.peer, kind, (step, micro), body);
             if let Some((_, frame)) = self.0.last_mut() {
                 (frame.row, frame.version) = (piece.rows.start, version);
             }
