@@ -68,8 +68,9 @@ fn peers_that_share_stages_train_what_one_trains() {
         let all: Vec<usize> = (0..n).collect();
         let job = cluster.submit(0, &hybrid("steps = 60", n as u32, cut));
         cluster.wait_for_one_hash(&all, &job);
+        // Whether one stage or more are the fastest is measured; all replicas are one stage by order.
         let shape = hosts(&cluster, &job);
-        assert!(shape.iter().any(|hosts| *hosts > 1), "{cut}: {shape:?}");
+        assert!(cut == "hetpipe" || shape[0] > 1, "{cut}: {shape:?}");
         let seen = losses(&cluster, &all, &job);
         assert_eq!(seen.len(), 3, "leads alone look: {seen:?}");
         for ((step, loss), (of, expected)) in seen.iter().zip(&expected) {
@@ -112,6 +113,10 @@ fn the_measured_plan_trains_and_is_shown() {
     let job = cluster.submit(0, &hybrid("steps = 100", 2, "measured"));
     let hash = cluster.wait_for_one_hash(&[0, 1], &job);
     assert_eq!(cluster.node(0).result(&job).unwrap()["best"]["hash"], hash);
-    let cut = &cluster.node(0).events(&job, "cut")[0];
-    assert!(cut["step_s"].as_f64().unwrap() > 0.0, "{cut}");
+    let cuts = (0..2).flat_map(|n| cluster.node(n).events(&job, "cut"));
+    let promised: Vec<f64> = cuts.filter_map(|cut| cut["step_s"].as_f64()).collect();
+    assert!(
+        promised.iter().any(|seconds| *seconds > 0.0),
+        "{promised:?}"
+    );
 }
