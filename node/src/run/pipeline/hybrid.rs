@@ -308,3 +308,116 @@ fn groups(plan: &Plan, hosts: &[PeerId], rows: u32) -> Option<Vec<Group>> {
     };
     plan.stages.iter().map(group).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use skein_gossip::pipeline::message::{BlockTime, DataShape, Fewer, Profile};
+
+    use super::*;
+    use crate::job::JobFile;
+
+    fn planner() -> HybridPlanner {
+        let text = "[model]\nkind = 'mlp'\nhidden = [8, 8]\n[train]\nbatch = 64\n[stop]\nsteps = 5\n[strategy]\nkind = 'hybrid'\n";
+        let shape = DataShape {
+            input: [1, 4, 4],
+            classes: 10,
+            train: 100,
+            validation: 10,
+            mean: vec![0.0],
+            std: vec![1.0],
+            tokenizer: None,
+        };
+        let facts = Arc::new(Facts::new(&JobFile::parse(text).unwrap(), &shape).unwrap());
+        let block = plan::BlockProfile {
+            output_bytes: 40,
+            parameter_bytes: 400,
+            ..plan::BlockProfile::default()
+        };
+        let measured = plan::Profile {
+            input_bytes: 64,
+            blocks: vec![block; facts.blocks.len()],
+        };
+        HybridPlanner::new(&facts, &measured).unwrap()
+    }
+
+    /// A device that takes `ms` for a sample and block, and nothing beside.
+    fn candidate(peer: u8, has_data: bool, ms: f32) -> Candidate {
+        let blocks = |samples: u32| {
+            let us = ms * 1000.0 * samples as f32;
+            let time = BlockTime {
+                forward_us: us,
+                backward_us: 2.0 * us,
+            };
+            vec![time; 3]
+        };
+        let fewer = Fewer {
+            samples: 1,
+            blocks: blocks(1),
+        };
+        Candidate {
+            peer: PeerId([peer; 32]),
+            has_data,
+            profile: Some(Arc::new(Profile {
+                blocks: blocks(8),
+                fewer: vec![fewer],
+                ..Profile::default()
+            })),
+            slowdown: 1.0,
+        }
+    }
+
+    fn found(planner: &HybridPlanner, candidates: &[Candidate]) -> Planned {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            match planner.plan(candidates) {
+                Ok(planned) => return planned,
+                Err(reason) => assert!(Instant::now() < deadline, "{reason}"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn equal_peers_with_the_data_share_the_whole_model() {
+        let planner = planner();
+        let candidates = [1, 2, 3, 4].map(|peer| candidate(peer, true, 1.0));
+        assert!(planner.plan(&candidates).is_err(), "it is being looked for");
+        let planned = found(&planner, &candidates);
+        assert_eq!(planned.plan.check(3, 8), Ok(()));
+        let samples: Vec<u32> = planned.plan.stages[0]
+            .members
+            .iter()
+            .map(|member| member.samples)
+            .collect();
+        assert_eq!(samples, [2, 2, 2, 2]);
+        // 8 micro-batches of 2 samples, 3 blocks, 3 ms each.
+        assert!((planned.step_us - 144e3).abs() < 10e3, "{planned:?}");
+    }
+
+    #[test]
+    fn raw_samples_stay_where_they_are() {
+        let planner = planner();
+        let candidates = [1, 2, 3].map(|peer| candidate(peer, peer == 2, 1.0));
+        let planned = found(&planner, &candidates);
+        assert!(planned.plan.hosts().count() > 1, "{planned:?}");
+        let first = &planned.plan.stages[0];
+        assert_eq!(first.hosts().collect::<Vec<_>>(), [PeerId([2; 32])]);
+        assert_eq!(planner.predict(&planned.plan, &candidates[..1]), None);
+    }
+
+    #[test]
+    fn after_a_loss_the_plan_near_the_last_one_is_there_at_once() {
+        let planner = planner();
+        let candidates = [1, 2, 3, 4].map(|peer| candidate(peer, true, f32::from(peer)));
+        let planned = found(&planner, &candidates);
+        let near = planner.replan(&planned.plan, &candidates[1..]).unwrap();
+        assert_eq!(near.plan.check(3, 8), Ok(()));
+        assert!(near.plan.stage_of(PeerId([1; 32])).is_none());
+        assert!(near.step_us > planned.step_us);
+        let two_gone = planner.replan(&planned.plan, &candidates[2..]);
+        assert_eq!(two_gone, None, "too far from it");
+        assert_eq!(planner.replan(&planned.plan, &candidates), None);
+    }
+}
