@@ -25,7 +25,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    fn hosts(&self) -> impl Iterator<Item = NodeIndex> {
+    pub(super) fn hosts(&self) -> impl Iterator<Item = NodeIndex> {
         self.host.into_iter().chain(self.fellows.iter().copied())
     }
 }
@@ -38,6 +38,8 @@ pub(super) struct Cut {
     pub(super) from_step: u64,
     /// First to last.
     pub(super) stages: Vec<Stage>,
+    /// Samples per second that it promised.
+    pub(super) promised: Option<f64>,
     /// When each node first wrote of it, not empty.
     told: BTreeMap<NodeIndex, f64>,
 }
@@ -93,10 +95,20 @@ impl<'a> Cuts<'a> {
             let Some(read) = read(rank, line, &peers) else {
                 continue;
             };
+            let batch = record.nodes.get(rank).and_then(|node| {
+                let mut views = lines(node, "view");
+                let view = views.find(|view| whole(view, "number") == Some(read.number));
+                view?.number("global_batch")
+            });
+            let promised = line.number("step_s").filter(|seconds| *seconds > 0.0);
+            let promised = batch.zip(promised).map(|(batch, seconds)| batch / seconds);
+            let read = Cut { promised, ..read };
             let known = all.entry(read.number).or_insert_with(|| read.clone());
             // Of two that were proposed at once under one number the later one is what the peers settled on.
             if (known.from_step, &known.stages) == (read.from_step, &read.stages) {
                 known.told.entry(rank).or_insert(line.t);
+                // Who does not know all profiles makes no promise.
+                known.promised = known.promised.or(read.promised);
             } else {
                 *known = read;
             }
@@ -203,6 +215,7 @@ fn read(rank: NodeIndex, line: &Metric, peers: &BTreeMap<&str, NodeIndex>) -> Op
         number: whole(line, "view")?,
         from_step: whole(line, "from_step")?,
         stages: stages.iter().map(stage).collect::<Option<_>>()?,
+        promised: None,
         told: [(rank, line.t)].into(),
     })
 }

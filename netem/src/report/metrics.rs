@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::cuts::Cuts;
+use super::prediction::prediction_error;
 use super::recovery::recovery_s;
 use super::smoothed;
 use super::takeover::{changes, recut_s, redone_steps, takeover_s, takeovers};
@@ -257,6 +258,7 @@ impl<'a> Chosen<'a> {
             Against::AccuracyAt => self.mean_at(number, "val_accuracy"),
             Against::LossAt => self.mean_at(number, "val_loss"),
             Against::TakeoverS => takeover_s(self.record, &self.nodes, number),
+            Against::PredictionError => prediction_error(self.record, &self.nodes, number),
         }
     }
 

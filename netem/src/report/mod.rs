@@ -6,6 +6,7 @@ mod recovery;
 mod cuts;
 mod takeover;
 mod throughput;
+mod prediction;
 mod smoothed;
 mod metrics;
 mod summary;

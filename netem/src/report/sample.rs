@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::record::{Mark, Metric, NodeRecord, PairTraffic, Record, Traffic, Usage};
 
-fn line(t: f64, event: &str, fields: Value) -> Metric {
+pub(super) fn line(t: f64, event: &str, fields: Value) -> Metric {
     let fields = match fields {
         Value::Object(fields) => fields,
         _ => Map::new(),

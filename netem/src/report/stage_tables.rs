@@ -72,13 +72,18 @@ fn losses(html: &mut String, record: &Record, takeovers: &[Takeover<'_>]) {
 fn all_cuts(html: &mut String, record: &Record, cuts: &Cuts<'_>) {
     let nodes: Vec<NodeIndex> = (0..record.nodes.len()).collect();
     let stretches = stretches(record, cuts, &nodes);
+    let rate = |rate: Option<f64>| rate.map_or("–".to_owned(), |rate| number_text(Some(rate)));
     let rows = cuts.all.iter().map(|cut| {
         let own = stretches
             .iter()
             .filter(|stretch| stretch.view == cut.number);
         let busy = busy(record, cuts, cut);
         let stages = cut.stages.iter().zip(busy).map(|(stage, busy)| {
-            let host = name(record, stage.host);
+            let hosts = stage.hosts().map(|host| name(record, Some(host)));
+            let host = match stage.hosts().count() {
+                0 => "?".to_owned(),
+                _ => hosts.collect::<Vec<_>>().join(" + "),
+            };
             let busy = busy.map_or(String::new(), |share| format!(" ({:.0} %)", share * 100.0));
             format!("{host} {}{busy}", blocks(stage.first, stage.end))
         });
@@ -91,7 +96,8 @@ fn all_cuts(html: &mut String, record: &Record, cuts: &Cuts<'_>) {
             works.map_or("–".to_owned(), |works| {
                 format!("{:.2} s", works - cut.at())
             }),
-            mean(own).map_or("–".to_owned(), |rate| number_text(Some(rate))),
+            rate(cut.promised),
+            rate(mean(own)),
             stages.join(" · "),
         ]
     });
@@ -104,7 +110,8 @@ fn all_cuts(html: &mut String, record: &Record, cuts: &Cuts<'_>) {
         "second",
         "from step",
         "until all stepped",
-        "samples/s",
+        "samples/s promised",
+        "measured",
         "stages",
     ];
     table(html, "left", &head, rows.collect());

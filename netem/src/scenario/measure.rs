@@ -128,6 +128,8 @@ words! {
     LossAt = "loss_at",
     /// What this share, 0 to 1, of the times from the loss of a stage's host to the next step of all does not exceed.
     TakeoverS = "takeover_s",
+    /// By how much this share, 0 to 1, of the cuts promised another time of a step than was measured, at most; 0.1 for 10 %.
+    PredictionError = "prediction_error",
 }
 
 words! {
@@ -198,7 +200,10 @@ impl FromStr for Measure {
             }
             (name, Some(number)) if let Some(metric) = Against::from_word(name) => {
                 match number.trim().parse::<f64>() {
-                    Ok(share) if metric == Against::TakeoverS && !(0.0..=1.0).contains(&share) => {
+                    Ok(share)
+                        if matches!(metric, Against::TakeoverS | Against::PredictionError)
+                            && !(0.0..=1.0).contains(&share) =>
+                    {
                         let fix = format!("write a share from 0 to 1, such as {name}(0.5)");
                         return fault(format!("{share} is no share"), fix);
                     }
