@@ -61,18 +61,18 @@ fn alone(stop: &'static str) -> Vec<(u64, f64)> {
 
 #[test]
 fn peers_that_share_stages_train_what_one_trains() {
-    let expected = alone("steps = 60");
-    assert_eq!(expected.len(), 3, "{expected:?}");
+    let expected = alone("steps = 40");
+    assert_eq!(expected.len(), 2, "{expected:?}");
     for (n, cut) in [(3, "data-parallel"), (4, "hetpipe")] {
         let cluster = Cluster::start(n);
         let all: Vec<usize> = (0..n).collect();
-        let job = cluster.submit(0, &hybrid("steps = 60", n as u32, cut));
+        let job = cluster.submit(0, &hybrid("steps = 40", n as u32, cut));
         cluster.wait_for_one_hash(&all, &job);
         // Whether one stage or more are the fastest is measured; all replicas are one stage by order.
         let shape = hosts(&cluster, &job);
         assert!(cut == "hetpipe" || shape[0] > 1, "{cut}: {shape:?}");
         let seen = losses(&cluster, &all, &job);
-        assert_eq!(seen.len(), 3, "leads alone look: {seen:?}");
+        assert_eq!(seen.len(), 2, "leads alone look: {seen:?}");
         for ((step, loss), (of, expected)) in seen.iter().zip(&expected) {
             assert_eq!(step, of);
             // Rounding grows with the steps.
@@ -118,5 +118,21 @@ fn the_measured_plan_trains_and_is_shown() {
     assert!(
         promised.iter().any(|seconds| *seconds > 0.0),
         "{promised:?}"
+    );
+}
+
+#[test]
+fn a_job_that_leaves_the_choice_to_the_mesh_is_trained() {
+    let cluster = Cluster::start(2);
+    let toml = hybrid("steps = 60", 2, "measured").replace("kind = \"hybrid\"", "kind = \"auto\"");
+    let job = cluster.submit(0, &toml);
+    let hash = cluster.wait_for_one_hash(&[0, 1], &job);
+    assert_eq!(cluster.node(1).result(&job).unwrap()["best"]["hash"], hash);
+    // A node takes no job of which nothing is chosen.
+    let request = serde_json::json!({ "v": 1, "command": "train", "job": toml });
+    let answer = cluster.node(0).ask(&request).unwrap();
+    assert!(
+        answer.to_string().contains("strategy.kind is auto"),
+        "{answer}"
     );
 }

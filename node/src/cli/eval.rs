@@ -114,7 +114,7 @@ fn is_open(source: Source) -> bool {
 /// Reads `SOURCE`, `SOURCE=PATH`, or a job file of which the data is meant.
 fn data_config(text: &str) -> Result<DataConfig, CliError> {
     if text.ends_with(".toml") {
-        let job = super::train::read(Path::new(text))?;
+        let job = super::job_text::read(Path::new(text))?;
         let job = JobFile::parse(&job).map_err(|error| CliError::job(text, &error))?;
         return Ok(job.data);
     }

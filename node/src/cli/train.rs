@@ -1,27 +1,30 @@
 //! `skein train` and `skein watch`: hand a job to the node, then show what the mesh makes of it. Watching has no part in
 //! the job: Ctrl-C ends the watching only.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use skein_gossip::ids::JobId;
 
 use super::args::TrainArgs;
+use super::auto;
 use super::exit::{CliError, Exit};
 use super::find::{self, unexpected};
+use super::job_text;
 use super::output::Output;
 use super::progress::Progress;
 use crate::control::{Client, ClientError, JobStatus, Phase, Request, Response};
 use crate::job::JobFile;
-use crate::job::file::MAX_JOB_BYTES;
+use crate::job::strategy::Kind;
 
 /// `skein train`.
 pub(super) async fn train(home: &Path, args: TrainArgs, output: &Output) -> Result<Exit, CliError> {
-    let text = read(&args.file)?;
+    let name = args.file.display().to_string();
+    let mut text = job_text::read(&args.file)?;
     // The node checks again; here the file's name can be said, and no node is needed to find a mistake.
-    JobFile::parse(&text)
-        .map_err(|error| CliError::job(&args.file.display().to_string(), &error))?;
+    let job = JobFile::parse(&text).map_err(|error| CliError::job(&name, &error))?;
+    if job.strategy.kind == Kind::Auto {
+        text = auto::chosen(home, (&name, &text), &job, output).await?;
+    }
     let response = Client::ask(home, &Request::Train { job: text }).await?;
     let Response::Accepted { job, name } = &response else {
         return Err(unexpected("train", &response));
@@ -93,34 +96,4 @@ fn exit_of(status: &JobStatus) -> Exit {
     } else {
         Exit::Ok
     }
-}
-
-/// Reads a job file, at most one byte more than the longest.
-pub(super) fn read(path: &Path) -> Result<String, CliError> {
-    let name = path.display();
-    let file = File::open(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => CliError::not_found(format!(
-            "there is no job file {name}: `skein init {name}` writes one"
-        )),
-        _ => CliError::internal(format!("cannot read {name}: {error}")),
-    })?;
-    let mut bytes = vec![];
-    file.take(MAX_JOB_BYTES as u64 + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| match error.kind() {
-            // Opening a folder works; reading it does not.
-            std::io::ErrorKind::IsADirectory => is_a_folder(&name),
-            _ => CliError::internal(format!("cannot read {name}: {error}")),
-        })?;
-    String::from_utf8(bytes).map_err(|error| {
-        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let line = valid.iter().filter(|byte| **byte == b'\n').count() + 1;
-        CliError::usage(format!(
-            "{name}: line {line} is not UTF-8 text: give the path of a job file"
-        ))
-    })
-}
-
-fn is_a_folder(name: &std::path::Display<'_>) -> CliError {
-    CliError::usage(format!("{name} is a folder: give the path of a job file"))
 }

@@ -15,6 +15,7 @@ use crate::control::{
     ErrorCode, Failure, Hex, Incoming, JobStatus, PeerStatus, Phase, Reply, Request, Response,
     Status,
 };
+use crate::job::strategy::Kind;
 use crate::job::{JobFile, SignedJob};
 use crate::net;
 use crate::run::STOPPED_BY;
@@ -141,6 +142,12 @@ impl Mesh {
                 return;
             }
         };
+        if file.strategy.kind == Kind::Auto {
+            let fix =
+                "hand it in with `skein train`, which lets the mesh measure the model and chooses";
+            reply.fail(ErrorCode::BadJob, "strategy.kind is auto", fix);
+            return;
+        }
         let signed = SignedJob::sign(&self.identity, text, now_ms());
         let encoded = signed.encode();
         match self.take(signed) {

@@ -37,7 +37,7 @@ pub enum Op<P> {
         /// From the stage behind, in pieces.
         gradient: Vec<P>,
     },
-    /// Adds the gradients of all hosts of the stage up, and says so with [`Flow::added`].
+    /// Adds the gradients of all hosts of the stage up, and says so with [`Flow::added`](super::Flow::added).
     Add {
         /// Steps made before the one it belongs to.
         step: u64,

@@ -14,12 +14,12 @@ mod report;
 
 use std::path::Path;
 
-use skein_model::plan::{self, PlanError, Problem, Settings};
+use skein_model::plan::{self, Choice, PlanError, Problem, Settings};
 
 use super::args::PlanArgs;
 use super::exit::{CliError, Exit};
+use super::job_text;
 use super::output::Output;
-use super::train;
 use crate::control::{PlanStatus, Response};
 use crate::job::JobFile;
 
@@ -56,7 +56,7 @@ impl Names {
 /// Runs the command.
 pub(super) async fn plan(home: &Path, args: PlanArgs, output: &Output) -> Result<Exit, CliError> {
     let name = args.file.display().to_string();
-    let text = train::read(&args.file)?;
+    let text = job_text::read(&args.file)?;
     let job = JobFile::parse(&text).map_err(|error| CliError::job(&name, &error))?;
     let added = args.add.iter().map(|file| saved::read_added(file));
     let added = added.collect::<Result<Vec<_>, _>>()?;
@@ -74,10 +74,7 @@ pub(super) async fn plan(home: &Path, args: PlanArgs, output: &Output) -> Result
         saved::write(file, &problem)?;
     }
     let (problem, cut) = changed(problem, cut, &args, added)?;
-    let settings = Settings {
-        private: job.data.name.is_some(),
-        ..Settings::default()
-    };
+    let settings = settings(&job);
     let report = report::make(&job, &problem, &settings, (cut, args.explain))
         .map_err(|error| cannot(&Names::new(&problem), &error))?;
     if let Some(file) = &args.svg {
@@ -90,6 +87,27 @@ pub(super) async fn plan(home: &Path, args: PlanArgs, output: &Output) -> Result
     let shown = || text::whole(&report, &names, args.explain);
     output.response(&Response::Plan(report.clone()), shown)?;
     Ok(Exit::Ok)
+}
+
+fn settings(job: &JobFile) -> Settings {
+    Settings {
+        private: job.data.name.is_some(),
+        ..Settings::default()
+    }
+}
+
+/// What the peers that are here can do with a job, the best first.
+///
+/// # Errors
+/// No node, a job that cannot be measured, nothing that fits.
+pub(super) async fn choice(
+    home: &Path,
+    (name, text): (&str, &str),
+    job: &JobFile,
+) -> Result<Choice, CliError> {
+    let (problem, _) = mesh::measured(home, name, text).await?;
+    let choice = plan::choose(&problem, &settings(job));
+    choice.map_err(|error| cannot(&Names::new(&problem), &error))
 }
 
 /// The problem with and without what the command line says; the cut of a mesh that is not this one says nothing of it.

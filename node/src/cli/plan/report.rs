@@ -31,15 +31,16 @@ pub(super) fn make(
     };
     let spans = plan::of_step(problem, settings, best)?;
     let asked = match job.strategy.kind {
-        Kind::Exchange => Family::Exchange,
-        Kind::Pipeline => Family::Pipeline,
-        Kind::Hybrid => Family::Hybrid,
+        Kind::Auto => None,
+        Kind::Exchange => Some(Family::Exchange),
+        Kind::Pipeline => Some(Family::Pipeline),
+        Kind::Hybrid => Some(Family::Hybrid),
     };
     let work = &problem.work;
     Ok(PlanReport {
         name: job.name.clone(),
         family,
-        asked: Some(asked).filter(|asked| *asked != family),
+        asked: asked.filter(|asked| *asked != family),
         step_s: best.step_seconds,
         samples_per_s: best.samples_per_second,
         step_samples: work.micro_batch * work.n_micro,

@@ -42,6 +42,9 @@ pub enum Kind {
     /// Both: the model is cut into stages, and a stage may have several hosts that share out its samples. Every peer may then
     /// hold the whole model, or none may. The settings are those of `[strategy.pipeline]`.
     Hybrid,
+    /// What is the fastest of these: `skein train` lets the peers that are there measure the model, and hands in the job with what it
+    /// has chosen.
+    Auto,
 }
 
 impl Kind {
