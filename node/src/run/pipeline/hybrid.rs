@@ -21,6 +21,9 @@ use super::{links, times};
 /// Bytes of a sample that may not leave its owner: no plan sends it.
 const NEVER_SENT: u64 = 1 << 40;
 
+/// Most holders of the data that are tried as the only host of the first stage.
+const MOST_OWNERS: usize = 3;
+
 /// See the module's header.
 #[derive(Clone, Debug)]
 pub(super) struct HybridPlanner {
@@ -59,12 +62,31 @@ impl HybridPlanner {
         })
     }
 
-    /// The problem with these candidates, for each choice of whose data is used: raw samples stay where they are.
+    /// The problems among which the best plan is looked for, so that raw samples stay where they are: where only some hold the data
+    /// these alone, or all of them behind one that holds it, the fastest ones in turn.
     fn posed(&self, candidates: &[Candidate]) -> Vec<Posed> {
-        let able: Vec<&Candidate> = candidates
-            .iter()
-            .filter(|candidate| candidate.profile.is_some())
-            .collect();
+        let able = able(candidates);
+        let owners = able.iter().copied().filter(|candidate| candidate.has_data);
+        let owners: Vec<&Candidate> = owners.collect();
+        if owners.is_empty() {
+            return Vec::new();
+        }
+        let mut posed: Vec<Posed> = self.pose(&owners, Data::Everywhere).into_iter().collect();
+        if owners.len() < able.len() {
+            let mut fastest: Vec<usize> = (0..able.len()).filter(|at| able[*at].has_data).collect();
+            fastest.sort_by(|a, b| pace(able[*a]).total_cmp(&pace(able[*b])));
+            fastest.truncate(MOST_OWNERS);
+            posed.extend(
+                fastest
+                    .into_iter()
+                    .filter_map(|at| self.pose(&able, Data::At(at))),
+            );
+        }
+        posed
+    }
+
+    /// The problem with these candidates, all of which have measured themselves.
+    fn pose(&self, able: &[&Candidate], data: Data) -> Option<Posed> {
         let rows = self.facts.rows as usize;
         let own = self.measured.seconds(0..self.measured.blocks.len(), rows);
         let own: f64 = own.iter().sum();
@@ -90,9 +112,7 @@ impl HybridPlanner {
                 ..Device::default()
             })
         };
-        let Some(devices) = able.iter().map(device).collect::<Option<Vec<_>>>() else {
-            return Vec::new();
-        };
+        let devices = able.iter().map(device).collect::<Option<Vec<_>>>()?;
         let links = able.iter().map(|from| {
             let row = able.iter().map(|to| links::link(from, to));
             row.map(|link| (link.rate, link.latency)).unzip()
@@ -106,35 +126,27 @@ impl HybridPlanner {
             block.output_bytes = pipeline.values.wire_bytes(block.output_bytes);
             block.copies_bytes = copies * layout.encoded_len() as u64;
         }
-        let problem = |data| Posed {
+        Some(Posed {
             hosts: able.iter().map(|candidate| candidate.peer).collect(),
             problem: Problem {
                 data,
                 least_samples: self.facts.layout.min_train_batch().unsigned_abs() as usize,
                 work: Work {
-                    profile: profile.clone(),
+                    profile,
                     micro_batch: rows,
                     n_micro: pipeline.n_micro() as usize,
                     recompute: pipeline.recompute,
                     hides_transfers: pipeline.hides_transfers(),
                     stashing: Stashing::None,
                 },
-                devices: devices.clone(),
+                devices,
                 links: Links {
-                    rate: rate.clone(),
-                    latency: latency.clone(),
+                    rate,
+                    latency,
                     shared: false,
                 },
             },
-        };
-        let owners = able
-            .iter()
-            .enumerate()
-            .filter(|(_, candidate)| candidate.has_data);
-        match able.iter().all(|candidate| candidate.has_data) {
-            true => vec![problem(Data::Everywhere)],
-            false => owners.map(|(at, _)| problem(Data::At(at))).collect(),
-        }
+        })
     }
 
     /// The best plan that is known for these candidates.
@@ -146,9 +158,9 @@ impl HybridPlanner {
         if posed.is_empty() {
             return Err("no peer that holds the data has measured itself yet".into());
         }
-        let crew: Crew = candidates
+        let able = able(candidates);
+        let crew: Crew = able
             .iter()
-            .filter(|candidate| candidate.profile.is_some())
             .map(|candidate| (candidate.peer, candidate.has_data))
             .collect();
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -156,9 +168,7 @@ impl HybridPlanner {
         if found.known.len() > message::MAX_MEMBERS {
             found.known.clear();
         }
-        let able = candidates
-            .iter()
-            .filter(|candidate| candidate.profile.is_some());
+        let able = able.into_iter();
         found
             .known
             .extend(able.map(|candidate| (candidate.peer, candidate.clone())));
@@ -176,11 +186,13 @@ impl HybridPlanner {
 
     /// Looks for the best plan on a thread of its own.
     fn search(&self, posed: Vec<Posed>, crew: Crew) {
-        let (found, baseline) = (Arc::clone(&self.found), self.facts.pipeline.cut.baseline());
+        let (search, baseline) = (
+            Searching(Arc::clone(&self.found)),
+            self.facts.pipeline.cut.baseline(),
+        );
         let search = move || {
             let best = best(&posed, baseline);
-            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-            found.searching = false;
+            let mut found = search.0.lock().unwrap_or_else(PoisonError::into_inner);
             found.last = Some((crew, best));
         };
         let spawned = std::thread::Builder::new()
@@ -202,13 +214,13 @@ impl HybridPlanner {
             return None;
         };
         let known = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = known.known.get(&gone).cloned()?;
+        let last_known = known.known.get(&gone).cloned()?;
         drop(known);
-        let with_gone: Vec<Candidate> = candidates.iter().cloned().chain([gone]).collect();
+        let with_gone: Vec<Candidate> = candidates.iter().cloned().chain([last_known]).collect();
         let near = |posed: Posed| {
+            let gone = posed.hosts.iter().position(|host| *host == gone)?;
             let groups = groups(lost, &posed.hosts, self.facts.rows)?;
-            let device = posed.hosts.len() - 1;
-            let near = plan::replan(&posed.problem, &groups, device).ok()?;
+            let near = plan::replan(&posed.problem, &groups, gone).ok()?;
             plan_of(&posed, &near.groups).ok()
         };
         let plans = self.posed(&with_gone).into_iter().filter_map(near);
@@ -226,13 +238,42 @@ impl HybridPlanner {
 
     /// What `plan` promises these candidates; figures of hosts in the order of the plan.
     pub(super) fn predict(&self, plan: &Plan, candidates: &[Candidate]) -> Option<Prediction> {
-        // Whose data is used makes no difference once it is known who hosts the first stage.
-        let posed = self.posed(candidates);
-        let prices = posed.iter().filter_map(|posed| {
-            let groups = groups(plan, &posed.hosts, self.facts.rows)?;
-            plan::price(&posed.problem, &groups).ok()
-        });
-        prices.min_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds))
+        let able = able(candidates);
+        let has_data = |host: PeerId| {
+            let mut able = able.iter();
+            able.any(|candidate| candidate.peer == host && candidate.has_data)
+        };
+        // Nobody sends raw samples then.
+        if !plan.stages.first()?.hosts().all(has_data) {
+            return None;
+        }
+        let posed = self.pose(&able, Data::Everywhere)?;
+        let groups = groups(plan, &posed.hosts, self.facts.rows)?;
+        plan::price(&posed.problem, &groups).ok()
+    }
+}
+
+/// Those that have measured themselves.
+fn able(candidates: &[Candidate]) -> Vec<&Candidate> {
+    let able = candidates.iter();
+    able.filter(|candidate| candidate.profile.is_some())
+        .collect()
+}
+
+/// What all blocks take a candidate, microseconds.
+fn pace(candidate: &Candidate) -> f32 {
+    let blocks = candidate.profile.iter().flat_map(|own| &own.blocks);
+    let all: f32 = blocks.map(|time| time.forward_us + time.backward_us).sum();
+    all * candidate.slowdown
+}
+
+/// While it is there a thread looks for the best plan.
+struct Searching(Arc<Mutex<Found>>);
+
+impl Drop for Searching {
+    fn drop(&mut self) {
+        let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        found.searching = false;
     }
 }
 
@@ -405,6 +446,22 @@ mod tests {
         let first = &planned.plan.stages[0];
         assert_eq!(first.hosts().collect::<Vec<_>>(), [PeerId([2; 32])]);
         assert_eq!(planner.predict(&planned.plan, &candidates[..1]), None);
+    }
+
+    #[test]
+    fn a_newcomer_without_the_data_changes_nothing_for_those_that_share_the_model() {
+        let planner = planner();
+        let mut candidates = vec![1, 2, 3]
+            .into_iter()
+            .map(|peer| candidate(peer, true, 1.0))
+            .collect::<Vec<_>>();
+        let planned = found(&planner, &candidates);
+        assert_eq!(planned.plan.stages[0].members.len(), 3, "{planned:?}");
+        // So slow that it is of no use.
+        candidates.push(candidate(9, false, 500.0));
+        let priced = planner.predict(&planned.plan, &candidates).unwrap();
+        assert!((priced.step_seconds * 1e6 - planned.step_us).abs() < 1.0);
+        assert_eq!(found(&planner, &candidates).plan, planned.plan);
     }
 
     #[test]
