@@ -1,6 +1,8 @@
 //! Numbers and tables as people read them.
 
-use crate::control::{JobStatus, LinkKnown, PeerStatus, Phase, PlanStatus, Status};
+use skein_gossip::ids::PeerId;
+
+use crate::control::{Hex, JobStatus, LinkKnown, PeerStatus, Phase, PlanStatus, Status};
 
 /// `12.3 MB`, in powers of ten as network and disk makers count.
 pub(super) fn bytes(n: u64) -> String {
@@ -230,9 +232,19 @@ fn links(job: &JobStatus) -> String {
 pub(super) fn plan(name: &str, plan: &PlanStatus) -> String {
     let mut rows = vec![row(["STAGE", "HOST", "BLOCKS", "COMPUTES", "MEMORY"])];
     rows.extend(plan.stages.iter().enumerate().map(|(number, stage)| {
+        let share = |host: Hex<PeerId>, samples: u32| format!("{} {samples}", host.0.short());
+        let hosts = match stage.samples {
+            None => stage.host.0.short(),
+            Some(samples) => {
+                let fellows = stage.fellows.iter();
+                let fellows = fellows.map(|fellow| share(fellow.host, fellow.samples));
+                let all = std::iter::once(share(stage.host, samples)).chain(fellows);
+                all.collect::<Vec<_>>().join(", ")
+            }
+        };
         vec![
             number.to_string(),
-            stage.host.0.short(),
+            hosts,
             format!(
                 "{} to {}",
                 stage.first_block,
@@ -304,9 +316,13 @@ fn stages(job: &JobStatus) -> String {
             (true, true) => "works",
         };
         let keepers: Vec<String> = stage.keepers.iter().map(|peer| peer.0.short()).collect();
+        let hosts = [stage.host]
+            .into_iter()
+            .chain(stage.fellows.iter().copied());
+        let hosts: Vec<String> = hosts.map(|peer| peer.0.short()).collect();
         vec![
             number.to_string(),
-            stage.host.0.short(),
+            hosts.join(" "),
             format!(
                 "{} to {}",
                 stage.first_block,
