@@ -19,11 +19,7 @@ fn started_from(toml: &str, lines: &str) -> String {
 }
 
 fn as_pipeline(toml: &str) -> String {
-    let (before, after) = toml.split_once("[strategy.exchange]").unwrap();
-    let (_, after) = after.split_once("[evaluate]").unwrap();
-    format!(
-        "{before}[strategy]\nkind = \"pipeline\"\n[strategy.pipeline]\nmicro_batches = 4\n[evaluate]{after}"
-    )
+    Job::staged(toml, "pipeline", "")
 }
 
 /// The model of a job of 300 steps on two peers: its file, hash and accuracy.

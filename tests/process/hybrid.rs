@@ -17,11 +17,10 @@ fn hybrid(stop: &'static str, peers: u32, cut: &str) -> String {
     let toml = job
         .toml()
         .replace("kind = \"mlp\"\nhidden = [32]", "kind = \"cnn\"");
-    let (before, after) = toml.split_once("[strategy.exchange]").unwrap();
-    let (_, after) = after.split_once("[evaluate]").unwrap();
-    format!(
-        "{before}[strategy]\nkind = \"hybrid\"\n[strategy.pipeline]\nmicro_batches = 4\ncopy_every = 5\ncut = \"{cut}\"\n\
-         [evaluate]{after}"
+    Job::staged(
+        &toml,
+        "hybrid",
+        &format!("copy_every = 5\ncut = \"{cut}\"\n"),
     )
 }
 
@@ -89,7 +88,7 @@ fn peers_that_share_stages_train_what_one_trains() {
 fn a_lost_host_of_a_shared_stage_is_made_up_for_and_may_come_back() {
     let mut cluster = Cluster::start(4);
     let all = [0, 1, 2, 3];
-    let job = cluster.submit(0, &hybrid("steps = 600", 4, "hetpipe"));
+    let job = cluster.submit(0, &hybrid("steps = 300", 4, "hetpipe"));
     cluster.wait_for_step(&all, &job, 40);
     cluster.node(2).kill();
     cluster.wait_for_steps(&[0, 1, 3], &job, 60);
@@ -104,7 +103,7 @@ fn a_lost_host_of_a_shared_stage_is_made_up_for_and_may_come_back() {
     };
     assert!(samples > 0);
     let last = *losses(&cluster, &all, &job).last().unwrap();
-    assert!(last.0 == 600 && last.1 < 0.3, "{last:?}");
+    assert!(last.0 == 300 && last.1 < 0.3, "{last:?}");
 }
 
 #[test]

@@ -20,12 +20,7 @@ fn pipeline_on(data: &'static str, stop: &'static str, peers: u32) -> String {
         ..Job::default()
     };
     let toml = job.toml();
-    let (before, after) = toml.split_once("[strategy.exchange]").unwrap();
-    let (_, after) = after.split_once("[evaluate]").unwrap();
-    format!(
-        "{before}[strategy]\nkind = \"pipeline\"\n[strategy.pipeline]\nmicro_batches = 4\ncopy_every = 5\ncut = \"equal\"\n\
-         [evaluate]{after}"
-    )
+    Job::staged(&toml, "pipeline", "copy_every = 5\ncut = \"equal\"\n")
 }
 
 fn pipeline(stop: &'static str, peers: u32) -> String {

@@ -107,4 +107,18 @@ impl Job {
              [checkpoint]\n{checkpoint}\n"
         )
     }
+
+    /// The same as a job of `kind` whose model is cut into stages, with `lines` in its `[strategy.pipeline]`.
+    ///
+    /// # Panics
+    /// `toml` is none of [`Job::toml`].
+    pub fn staged(toml: &str, kind: &str, lines: &str) -> String {
+        let (before, after) = toml
+            .split_once("[strategy.exchange]")
+            .expect("it exchanges");
+        let (_, after) = after.split_once("[evaluate]").expect("it is evaluated");
+        format!(
+            "{before}[strategy]\nkind = \"{kind}\"\n[strategy.pipeline]\nmicro_batches = 4\n{lines}[evaluate]{after}"
+        )
+    }
 }

@@ -111,36 +111,12 @@ impl Place {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::plan::Member;
+    use super::super::plan::tests::{of_groups, peer, shares};
     use super::*;
-
-    fn peer(n: u8) -> PeerId {
-        PeerId([n; 32])
-    }
-
-    fn plan(groups: &[&[u32]]) -> Plan {
-        let mut next = 0;
-        let mut stage = |(at, samples): (usize, &&[u32])| {
-            let member = |samples: &u32| {
-                next += 1;
-                Member {
-                    peer: peer(next),
-                    samples: *samples,
-                }
-            };
-            Stage {
-                members: samples.iter().map(member).collect(),
-                ..Stage::alone(peer(0), at as u16..at as u16 + 1)
-            }
-        };
-        Plan {
-            stages: groups.iter().enumerate().map(&mut stage).collect(),
-        }
-    }
 
     #[test]
     fn samples_go_to_whoever_computes_them_next() {
-        let plan = plan(&[&[5, 3], &[3, 5], &[8]]);
+        let plan = of_groups(&[vec![5, 3], vec![3, 5], vec![8]]);
         let piece = |n, rows| Piece {
             peer: peer(n),
             rows,
@@ -161,27 +137,17 @@ mod tests {
 
     #[test]
     fn a_chain_of_lone_hosts_passes_whole_micro_batches() {
-        let plan = plan(&[&[1], &[1], &[1]]);
+        let plan = of_groups(&[vec![1], vec![1], vec![1]]);
         let middle = Place::of(&plan, peer(2)).unwrap();
         assert_eq!(middle.before[0].rows, 0..u32::MAX);
         assert_eq!(middle.behind.len(), 1);
         assert!(!middle.is_shared() && middle.labels.is_empty());
     }
 
-    fn shares() -> impl Strategy<Value = Vec<u32>> {
-        let cuts = proptest::collection::btree_set(1u32..24, 0..4);
-        cuts.prop_map(|cuts| {
-            let ends: Vec<u32> = cuts.into_iter().chain([24]).collect();
-            let starts = std::iter::once(0).chain(ends.iter().copied());
-            starts.zip(&ends).map(|(start, end)| end - start).collect()
-        })
-    }
-
     proptest! {
         #[test]
-        fn what_one_sends_is_what_the_other_takes(groups in proptest::collection::vec(shares(), 1..5)) {
-            let groups: Vec<&[u32]> = groups.iter().map(Vec::as_slice).collect();
-            let plan = plan(&groups);
+        fn what_one_sends_is_what_the_other_takes(groups in proptest::collection::vec(shares(24), 1..5)) {
+            let plan = of_groups(&groups);
             let hosts: Vec<PeerId> = plan.hosts().collect();
             for host in &hosts {
                 let place = Place::of(&plan, *host).unwrap();

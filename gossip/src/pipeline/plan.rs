@@ -196,11 +196,38 @@ impl Plan {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
-    fn peer(n: u8) -> PeerId {
+    pub(crate) fn peer(n: u8) -> PeerId {
         PeerId([n; 32])
+    }
+
+    /// Stages of one block, with peers 1, 2, 3, … as their hosts, who compute so many samples.
+    pub(crate) fn of_groups(groups: &[Vec<u32>]) -> Plan {
+        let mut next = 0;
+        let stage = |(at, samples): (usize, &Vec<u32>)| {
+            let member = |samples: &u32| {
+                next += 1;
+                (next, *samples)
+            };
+            let members: Vec<(u8, u32)> = samples.iter().map(member).collect();
+            shared(at as u16..at as u16 + 1, &members)
+        };
+        Plan {
+            stages: groups.iter().enumerate().map(stage).collect(),
+        }
+    }
+
+    /// One to four hosts that share out `rows` samples.
+    pub(crate) fn shares(rows: u32) -> impl Strategy<Value = Vec<u32>> {
+        proptest::collection::btree_set(1..rows, 0..4).prop_map(move |cuts| {
+            let ends: Vec<u32> = cuts.into_iter().chain([rows]).collect();
+            let starts = std::iter::once(0).chain(ends.iter().copied());
+            starts.zip(&ends).map(|(start, end)| end - start).collect()
+        })
     }
 
     fn plan(cuts: &[(u8, Blocks)]) -> Plan {

@@ -3,32 +3,9 @@
 use proptest::prelude::*;
 
 use super::super::group::{Piece, Place};
-use super::super::plan::{Member, Plan, Stage};
+use super::super::plan::tests::{of_groups, peer, shares};
 use super::*;
 use crate::ids::PeerId;
-
-fn peer(n: usize) -> PeerId {
-    PeerId([n as u8; 32])
-}
-
-fn plan(groups: &[Vec<u32>]) -> Plan {
-    let mut next = 0;
-    let stage = |(at, samples): (usize, &Vec<u32>)| {
-        let member = |samples: &u32| {
-            next += 1;
-            Member {
-                peer: peer(next),
-                samples: *samples,
-            }
-        };
-        Stage {
-            members: samples.iter().map(member).collect(),
-            ..Stage::alone(peer(0), at as u16..at as u16 + 1)
-        }
-    };
-    let stages = groups.iter().enumerate().map(stage).collect();
-    Plan { stages }
-}
 
 struct Host {
     peer: PeerId,
@@ -47,7 +24,7 @@ const MICRO: u32 = 3;
 
 /// Runs all hosts, in an order that `seed` gives, until none has anything to do.
 fn run(groups: &[Vec<u32>], n_steps: u64, mut seed: u64) -> Vec<Host> {
-    let plan = plan(groups);
+    let plan = of_groups(groups);
     let host = |peer: PeerId| {
         let place = Place::of(&plan, peer).unwrap();
         let shape = Shape {
@@ -210,17 +187,9 @@ fn work(hosts: &mut [Host], i: usize, op: Op<Vec<u32>>) {
     }
 }
 
-fn shares() -> impl Strategy<Value = Vec<u32>> {
-    proptest::collection::btree_set(1..ROWS, 0..4).prop_map(|cuts| {
-        let ends: Vec<u32> = cuts.into_iter().chain([ROWS]).collect();
-        let starts = std::iter::once(0).chain(ends.iter().copied());
-        starts.zip(&ends).map(|(start, end)| end - start).collect()
-    })
-}
-
 proptest! {
     #[test]
-    fn every_sample_goes_through_every_stage_once(groups in proptest::collection::vec(shares(), 1..4), seed: u64) {
+    fn every_sample_goes_through_every_stage_once(groups in proptest::collection::vec(shares(ROWS), 1..4), seed: u64) {
         for host in run(&groups, 4, seed) {
             let all: Vec<u64> = (0..4 * u64::from(MICRO)).collect();
             prop_assert_eq!(&host.forward, &all);
@@ -236,7 +205,7 @@ proptest! {
 
 #[test]
 fn a_fellow_makes_no_copy_before_its_lead_has_looked() {
-    let place = Place::of(&plan(&[vec![6, 6]]), peer(2)).unwrap();
+    let place = Place::of(&of_groups(&[vec![6, 6]]), peer(2)).unwrap();
     let shape = Shape {
         stage: 0,
         n_stages: 1,

@@ -6,6 +6,7 @@ use skein_gossip::pipeline::message::DataShape;
 use skein_model::config::{ModelConfig, OptimiserConfig};
 use skein_model::data::{Normalisation, Splits};
 use skein_model::model::Layout;
+use skein_model::plan::{self, Stashing, Work};
 use skein_model::stage::{BlockLayout, Depth, Stage, Stashed, block_layouts, boundary_shapes};
 
 use crate::job::JobFile;
@@ -15,7 +16,7 @@ use crate::job::strategy::{Kind, Pipeline};
 const LOOK_SAMPLES: u32 = 64;
 
 /// Lines of each block that are held at once: the newest safe one, the one before it, and one under way.
-pub(super) const LINES: u64 = 3;
+const LINES: u64 = 3;
 
 /// See the module's header.
 #[derive(Clone, Debug)]
@@ -115,6 +116,29 @@ impl Facts {
         bytes.sum()
     }
 
+    /// What is planned: a step of this job with blocks that take what `profile` says, with sizes as they travel and the copies of
+    /// neighbours.
+    pub(super) fn work(&self, mut profile: plan::Profile) -> Work {
+        let pipeline = &self.pipeline;
+        let copies = LINES * u64::from(1 + pipeline.copies);
+        for (block, layout) in profile.blocks.iter_mut().zip(&self.blocks) {
+            block.output_bytes = pipeline.values.wire_bytes(block.output_bytes);
+            block.copies_bytes = copies * layout.encoded_len() as u64;
+        }
+        Work {
+            profile,
+            micro_batch: pipeline.samples(self.batch, 0) as usize,
+            n_micro: pipeline.n_micro() as usize,
+            recompute: pipeline.recompute,
+            hides_transfers: pipeline.hides_transfers(),
+            stashing: match (pipeline.is_asynchronous(), pipeline.syncs_versions()) {
+                (false, _) => Stashing::None,
+                (true, false) => Stashing::Own,
+                (true, true) => Stashing::VerticalSync,
+            },
+        }
+    }
+
     /// Whether a step that is made again is the same: where the schedule is synchronous, and no gradients of groups are added up.
     pub(super) fn is_exact(&self) -> bool {
         !self.pipeline.is_asynchronous() && self.rows == 0
@@ -192,5 +216,35 @@ impl Facts {
             mean: self.data.mean.clone(),
             std: self.data.std.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_takes_no_more_samples_at_once_than_a_step() {
+        let shape = DataShape {
+            input: [1, 4, 4],
+            classes: 10,
+            train: 100,
+            validation: 30,
+            mean: vec![0.0],
+            std: vec![1.0],
+            tokenizer: None,
+        };
+        let facts = |batch: u32| {
+            let text = format!(
+                "[model]\nkind = 'mlp'\n[train]\nbatch = {batch}\n[stop]\nsteps = 5\n[strategy]\nkind = 'pipeline'\n"
+            );
+            Facts::new(&JobFile::parse(&text).unwrap(), &shape).unwrap()
+        };
+        let few = facts(32);
+        let rows: Vec<usize> = (0..few.looks)
+            .map(|micro| few.look_rows(micro).len())
+            .collect();
+        assert_eq!((rows.iter().max(), rows.iter().sum()), (Some(&4), 30));
+        assert_eq!(facts(4096).look_rows(0).len(), 30, "no more than there are");
     }
 }

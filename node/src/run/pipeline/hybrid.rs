@@ -11,11 +11,10 @@ use skein_gossip::pipeline::agreement::{Candidate, Planned};
 use skein_gossip::pipeline::message;
 use skein_gossip::pipeline::plan::{self as wire, Member, Plan, Stage};
 use skein_model::plan::{
-    self, Baseline, Data, Device, Group, Links, PlanError, Prediction, Problem, Reduction, Share,
-    Stashing, Work,
+    self, Baseline, Data, Device, Group, PlanError, Prediction, Problem, Reduction, Share,
 };
 
-use super::facts::{Facts, LINES};
+use super::facts::Facts;
 use super::{links, times};
 
 /// Bytes of a sample that may not leave its owner: no plan sends it.
@@ -113,38 +112,16 @@ impl HybridPlanner {
             })
         };
         let devices = able.iter().map(device).collect::<Option<Vec<_>>>()?;
-        let links = able.iter().map(|from| {
-            let row = able.iter().map(|to| links::link(from, to));
-            row.map(|link| (link.rate, link.latency)).unzip()
-        });
-        let (rate, latency): (Vec<Vec<f64>>, Vec<Vec<f64>>) = links.unzip();
-        let pipeline = &self.facts.pipeline;
         let mut profile = self.measured.clone();
         profile.input_bytes = NEVER_SENT;
-        let copies = LINES * u64::from(1 + pipeline.copies);
-        for (block, layout) in profile.blocks.iter_mut().zip(&self.facts.blocks) {
-            block.output_bytes = pipeline.values.wire_bytes(block.output_bytes);
-            block.copies_bytes = copies * layout.encoded_len() as u64;
-        }
         Some(Posed {
             hosts: able.iter().map(|candidate| candidate.peer).collect(),
             problem: Problem {
                 data,
                 least_samples: self.facts.layout.min_train_batch().unsigned_abs() as usize,
-                work: Work {
-                    profile,
-                    micro_batch: rows,
-                    n_micro: pipeline.n_micro() as usize,
-                    recompute: pipeline.recompute,
-                    hides_transfers: pipeline.hides_transfers(),
-                    stashing: Stashing::None,
-                },
+                work: self.facts.work(profile),
                 devices,
-                links: Links {
-                    rate,
-                    latency,
-                    shared: false,
-                },
+                links: links::matrix(able),
             },
         })
     }

@@ -2,6 +2,7 @@
 
 use skein_gossip::pipeline::agreement::Candidate;
 use skein_gossip::pipeline::links::{LinkRate, measured, towards};
+use skein_model::plan;
 
 use crate::control::LinkKnown;
 
@@ -49,6 +50,20 @@ fn rates(of: &Candidate) -> &[LinkRate] {
     profile
         .map(|profile| profile.rates.as_slice())
         .unwrap_or_default()
+}
+
+/// All links between `hosts`, for a planner. Both directions of one carry their rate at once.
+pub(super) fn matrix(hosts: &[&Candidate]) -> plan::Links {
+    let rows = hosts.iter().map(|from| {
+        let row = hosts.iter().map(|to| link(from, to));
+        row.map(|link| (link.rate, link.latency)).unzip()
+    });
+    let (rate, latency) = rows.unzip();
+    plan::Links {
+        rate,
+        latency,
+        shared: false,
+    }
 }
 
 #[cfg(test)]

@@ -7,11 +7,9 @@ use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::agreement::{Candidate, Planned, Planner};
 use skein_gossip::pipeline::message::Profile;
 use skein_gossip::pipeline::plan::{Blocks, Member, Plan, Stage};
-use skein_model::plan::{
-    self, Data, Device, Links, Placement, PlanError, Prediction, Stashing, Time, Work,
-};
+use skein_model::plan::{self, Data, Device, Links, Placement, PlanError, Prediction, Time, Work};
 
-use super::facts::{Facts, LINES};
+use super::facts::Facts;
 use super::hybrid::HybridPlanner;
 use super::{links, times};
 use crate::control::{Hex, Measured, PlanStatus, PlannedFellow, PlannedLink, PlannedStage};
@@ -81,44 +79,15 @@ impl CutPlanner {
             })
         };
         let devices = hosts.iter().map(device).collect::<Option<Vec<_>>>()?;
-        let rows = hosts.iter().map(|from| {
-            let row = hosts.iter().map(|to| links::link(from, to));
-            row.map(|link| (link.rate, link.latency)).unzip()
-        });
-        let (rate, latency): (Vec<Vec<f64>>, Vec<Vec<f64>>) = rows.unzip();
-        let links = Links {
-            rate,
-            latency,
-            shared: false,
-        };
-        let pipeline = &self.facts.pipeline;
+        let links = links::matrix(&hosts);
         let mut profile = self.measured.clone();
-        let copies = LINES * u64::from(1 + pipeline.copies);
-        let samples = pipeline.samples(self.facts.batch, 0) as usize;
-        let blocks = profile
-            .blocks
-            .iter_mut()
-            .zip(&base.blocks)
-            .zip(&self.facts.blocks);
-        for ((block, times), layout) in blocks {
+        let samples = self.facts.pipeline.samples(self.facts.batch, 0) as usize;
+        for (block, times) in profile.blocks.iter_mut().zip(&base.blocks) {
             let seconds = |us: f32| Time::measured([(samples, f64::from(us) / 1e6)]);
             (block.forward, block.backward) =
                 (seconds(times.forward_us), seconds(times.backward_us));
-            block.output_bytes = pipeline.values.wire_bytes(block.output_bytes);
-            block.copies_bytes = copies * layout.encoded_len() as u64;
         }
-        let work = Work {
-            profile,
-            micro_batch: samples,
-            n_micro: pipeline.n_micro() as usize,
-            recompute: pipeline.recompute,
-            hides_transfers: pipeline.hides_transfers(),
-            stashing: match (pipeline.is_asynchronous(), pipeline.syncs_versions()) {
-                (false, _) => Stashing::None,
-                (true, false) => Stashing::Own,
-                (true, true) => Stashing::VerticalSync,
-            },
-        };
+        let work = self.facts.work(profile);
         Some(Problem {
             hosts,
             devices,

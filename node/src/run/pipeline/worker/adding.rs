@@ -75,12 +75,20 @@ impl Work {
         let step = self.flow.applied();
         while let Some(piece) = sum.adding.next_piece() {
             let (number, bodies) = match piece {
-                Piece::Take { piece, body } => (piece, vec![Some(body)]),
+                Piece::Take { piece, body } => {
+                    let values = &mut sum.values[sum.adding.values(piece)];
+                    values
+                        .iter_mut()
+                        .zip(of(&body))
+                        .for_each(|(to, value)| *to = value);
+                    worker.net.buffers().give(body);
+                    continue;
+                }
                 Piece::Add { piece, bodies } => (piece, bodies),
             };
             let range = sum.adding.values(number);
-            let own = sum.values[range.clone()].to_vec();
             let values = &mut sum.values[range.clone()];
+            let own = values.to_vec();
             values.fill(0.0);
             for body in bodies {
                 match body {
@@ -91,7 +99,7 @@ impl Work {
                     }
                 }
             }
-            if sum.adding.adds(number) && sum.adding.tells_sums() {
+            if sum.adding.tells_sums() {
                 let fellows: Vec<usize> = self.place.fellows().map(|(member, _)| member).collect();
                 let values = &sum.values[range];
                 self.send_piece(worker, (Kind::Sum, step, number), values, &fellows)?;
