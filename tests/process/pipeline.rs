@@ -191,6 +191,31 @@ fn a_pipeline_waits_for_the_only_peer_with_the_data_and_then_goes_on() {
     cluster.wait_for_one_hash(&[owner, others[0], others[1]], &job);
 }
 
+#[test]
+fn a_host_that_comes_back_when_the_job_is_over_gets_its_model() {
+    let mut cluster = Cluster::empty();
+    let folder = cluster.folder().join("readings");
+    write_readings(&folder, 400);
+    let data = format!("readings={}", folder.display());
+    let owner = cluster.add_with(&["--data", &data]);
+    let (other, late) = (cluster.add(), cluster.add());
+    cluster.connected();
+    let data = "source = \"npy\"\nname = \"readings\"\nclasses = 2";
+    let job = cluster.submit(other, &pipeline_on(data, "steps = 500", 3));
+    wait_until_running(&cluster, &[owner, other, late], &job);
+    cluster.node(late).kill();
+    let hash = cluster.wait_for_one_hash(&[owner, other], &job);
+    cluster.restart(late);
+    assert_eq!(cluster.wait_for_one_hash(&[late], &job), hash);
+    // Those that were there know it from disk alone now, and the one that comes has seen nothing of the data.
+    for n in [owner, other] {
+        cluster.node(n).kill();
+        cluster.restart(n);
+    }
+    let newcomer = cluster.add();
+    assert_eq!(cluster.wait_for_one_hash(&[newcomer], &job), hash);
+}
+
 /// A peer that may use so little memory for the job that the finished model does not fit beside its stage.
 const SHORT: [&str; 2] = ["--memory", "600K"];
 

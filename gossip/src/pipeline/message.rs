@@ -25,6 +25,28 @@ pub enum Message {
     View(Arc<View>),
     /// How fast the sender is.
     Profile(Arc<Profile>),
+    /// To a peer that does not know it: the job is over.
+    Over(Arc<Over>),
+}
+
+/// How a job ended, for a peer that was not there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Over {
+    /// Why.
+    pub reason: String,
+    /// The finished model, which the sender gives; none where nothing was trained.
+    pub model: Option<Final>,
+    /// Samples of all peers.
+    pub samples: u64,
+}
+
+/// A finished model.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Final {
+    /// Hash of its weights.
+    pub digest: Digest,
+    /// Its last judgement, if there was one: share of held-out samples labelled right, 0 to 1, and mean loss, nats per sample.
+    pub judged: Option<(f64, f64)>,
 }
 
 /// How far a peer is.
@@ -222,11 +244,35 @@ impl Beat {
     }
 }
 
+impl Over {
+    /// Whether it holds what its bounds allow.
+    pub fn is_sound(&self) -> bool {
+        let judged = self.model.and_then(|model| model.judged);
+        self.reason.len() <= MAX_REASON
+            && judged.is_none_or(|(accuracy, loss)| accuracy.is_finite() && loss.is_finite())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn an_end_with_a_judgement_that_is_none_or_an_endless_reason_is_refused() {
+        let over = |reason: &str, loss: f64| Over {
+            reason: reason.into(),
+            model: Some(Final {
+                digest: Digest([1; 32]),
+                judged: Some((0.5, loss)),
+            }),
+            samples: 1,
+        };
+        assert!(over("stop.steps = 4 reached", 0.25).is_sound());
+        assert!(!over("stop.steps = 4 reached", f64::NAN).is_sound());
+        assert!(!over(&"x".repeat(MAX_REASON + 1), 0.25).is_sound());
+    }
 
     proptest! {
         #[test]

@@ -8,9 +8,13 @@ use super::tensors::{
 };
 use super::{CheckpointError, disk};
 use crate::block::MAX_PARAMETERS;
+use crate::config::ModelConfig;
 use crate::data::Normalisation;
 use crate::model::{Layout, Model};
 use crate::snapshot::Snapshot;
+
+/// Longest file of a model that is read.
+pub const MAX_MODEL_BYTES: u64 = MAX_PARAMETERS as u64 * 4 + MAX_HEADER_BYTES;
 
 /// A model read from a file.
 #[derive(Debug)]
@@ -43,7 +47,7 @@ pub fn export(
 /// A file without our description, a torn file, tensors that do not suit the description, values that are not finite.
 /// Never allocates more than the file's size and the model of that size.
 pub fn import(path: &Path) -> Result<Import, CheckpointError> {
-    let bytes = disk::read(path, MAX_PARAMETERS as u64 * 4 + MAX_HEADER_BYTES)?;
+    let bytes = disk::read(path, MAX_MODEL_BYTES)?;
     let description = decode_description(path, &bytes)?;
     let description = description.ok_or_else(|| {
         CheckpointError::corrupt(
@@ -66,6 +70,32 @@ pub fn import(path: &Path) -> Result<Import, CheckpointError> {
         model,
         normalisation: description.normalisation,
     })
+}
+
+/// Writes to `path` what [`export`] wrote elsewhere, if it is the model of `config` whose weights have this hash. On an error what was
+/// at `path` before is still there.
+///
+/// # Errors
+/// Bytes that [`import`] refuses, or of another model; a disk that is full or cannot be written.
+pub fn adopt(
+    path: &Path,
+    bytes: &[u8],
+    config: &ModelConfig,
+    hash: [u8; 32],
+) -> Result<(), CheckpointError> {
+    let temporary = disk::beside(path);
+    let adopted = disk::write(&temporary, bytes).and_then(|()| {
+        let Import { model, .. } = import(&temporary)?;
+        if model.layout().config != *config || model.weights_hash() != hash {
+            return Err(CheckpointError::corrupt(path, "it is of another model"));
+        }
+        disk::rename(&temporary, path)
+    });
+    if adopted.is_err() {
+        // Best effort: the error is what counts.
+        let _ = std::fs::remove_file(&temporary);
+    }
+    adopted
 }
 
 /// Reads the weights of a file with torch names (also one that PyTorch wrote) for a model that is known; the snapshot has
@@ -94,7 +124,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::config::ModelConfig;
 
     fn exported() -> (tempfile::TempDir, std::path::PathBuf, Model, Normalisation) {
         let folder = tempfile::tempdir().unwrap();
@@ -106,6 +135,19 @@ mod tests {
         };
         export(&path, &Snapshot::of(&model), model.layout(), &normalisation).unwrap();
         (folder, path, model, normalisation)
+    }
+
+    #[test]
+    fn an_export_is_adopted_elsewhere_if_it_is_the_model_that_was_meant() {
+        let (folder, path, model, _) = exported();
+        let bytes = std::fs::read(&path).unwrap();
+        let copy = folder.path().join("copy.safetensors");
+        let adopt = |bytes, hash| adopt(&copy, bytes, &model.layout().config, hash);
+        assert!(adopt(&bytes, [7; 32]).is_err());
+        assert!(adopt(&bytes[..bytes.len() - 1], model.weights_hash()).is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        adopt(&bytes, model.weights_hash()).unwrap();
+        assert_eq!(std::fs::read(&copy).unwrap(), bytes);
     }
 
     #[test]

@@ -19,6 +19,6 @@ mod blocks;
 
 pub use blocks::{WeightsFile, export_blocks};
 pub use error::CheckpointError;
-pub use export::{Import, export, import, import_weights};
+pub use export::{Import, MAX_MODEL_BYTES, adopt, export, import, import_weights};
 pub use manifest::Progress;
 pub use store::{Newest, Skipped, Store};

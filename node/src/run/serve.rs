@@ -93,11 +93,7 @@ pub(super) fn state(driver: &mut Driver, request: StateRequest, reply: oneshot::
 }
 
 /// The weights of the finished model on disk, if they are the ones asked for.
-pub(super) fn agreed_weights(
-    path: &Path,
-    config: &ModelConfig,
-    digest: Digest,
-) -> Result<Snapshot, String> {
+fn agreed_weights(path: &Path, config: &ModelConfig, digest: Digest) -> Result<Snapshot, String> {
     let import = checkpoint::import(path).map_err(|error| error.to_string())?;
     if import.model.layout().config != *config || Digest(import.model.weights_hash()) != digest {
         return Err("other weights are held here".into());

@@ -1,6 +1,6 @@
 //! What a pipeline job shows to users of this node, and when a stop condition holds.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use skein_gossip::ids::{Digest, PeerId};
@@ -9,7 +9,7 @@ use skein_gossip::pipeline::chain;
 use skein_gossip::pipeline::message::Standing;
 use skein_gossip::view::Contribution as Work;
 
-use super::driver::{Running, contributions};
+use super::driver::Running;
 use super::facts::Facts;
 use super::worker::Step;
 use crate::control::{
@@ -126,7 +126,22 @@ impl Figures {
         self.digest = Some(digest);
     }
 
-    /// The job was found closed on disk.
+    /// How the job ended, once it has.
+    pub(super) fn result(&self) -> Option<&JobResult> {
+        self.result.as_ref()
+    }
+
+    /// Whether the finished model is here.
+    pub(super) fn has_model(&self) -> bool {
+        self.digest.is_some()
+    }
+
+    /// Whether it is the one of this hash, and the job is over.
+    pub(super) fn holds_model(&self, digest: Digest) -> bool {
+        self.result.is_some() && self.digest == Some(digest)
+    }
+
+    /// The job was found closed: on disk, or by others.
     pub(super) fn closed_before(&mut self, result: JobResult) {
         self.digest = result.best.as_ref().map(|best| best.hash.0);
         self.result = Some(result);
@@ -157,7 +172,8 @@ impl Figures {
         result
     }
 
-    fn contributions(&self, agreement: &Agreement, me: PeerId) -> Vec<Contribution> {
+    /// Who did what so far, as far as is known here.
+    pub(super) fn contributions(&self, agreement: &Agreement, me: PeerId) -> Vec<Contribution> {
         let contribution = |(peer, work): (PeerId, Work)| Contribution {
             peer: Hex(peer),
             steps: work.steps,
@@ -168,10 +184,13 @@ impl Figures {
             batch: 0,
             commits: 0,
         };
-        contributions(agreement, me)
-            .into_iter()
-            .map(contribution)
-            .collect()
+        let others = agreement
+            .beats()
+            .map(|(peer, beat)| (peer, beat.contribution));
+        let all: BTreeMap<PeerId, Work> = others
+            .chain([(me, agreement.own_beat().contribution)])
+            .collect();
+        all.into_iter().map(contribution).collect()
     }
 
     /// Everything, for users.

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use super::driver::{Done, Driver};
 use crate::control::ErrorCode;
+use crate::run::folder::JobResult;
 use crate::run::journal::Entry;
 use crate::run::serve::{self, Question};
 
@@ -46,11 +47,16 @@ pub(super) fn make(driver: &mut Driver, step: u64) {
 /// Writes the result; memory is given back.
 pub(super) fn close(driver: &mut Driver) {
     let me = driver.context.net.local();
-    let Some(running) = &driver.running else {
+    let Some(running) = driver.running.as_ref().filter(|_| !driver.is_closed()) else {
         return;
     };
     let result = driver.figures.close(running, me);
-    if let Err(error) = driver.context.folder.save_result(&result) {
+    close_with(driver, &result);
+}
+
+/// Writes how the job ended.
+pub(super) fn close_with(driver: &mut Driver, result: &JobResult) {
+    if let Err(error) = driver.context.folder.save_result(result) {
         tracing::error!(%error, "result not written");
         driver.figures.failure = Some(error.to_string());
     }
@@ -68,21 +74,15 @@ pub(super) fn close(driver: &mut Driver) {
     driver.end_work();
 }
 
-/// Gives the finished model's weights to a peer.
-pub(super) fn give_weights(driver: &Driver, digest: Digest, reply: oneshot::Sender<Vec<u8>>) {
-    let (blobs, path, model) = (
-        driver.context.blobs.clone(),
-        driver.context.folder.model(),
-        driver.context.file.model.clone(),
-    );
+/// Gives the finished model's file to a peer that came late.
+pub(super) fn give_model(driver: &Driver, digest: Digest, reply: oneshot::Sender<Vec<u8>>) {
+    let (blobs, path) = (driver.context.blobs.clone(), driver.context.folder.model());
+    let is_held = driver.figures.holds_model(digest);
     tokio::task::spawn_blocking(move || {
-        let answer = match serve::agreed_weights(&path, &model, digest) {
-            Ok(snapshot) => StateResponse::Manifest(blobs.offer(
-                crate::run::threads::encode_weights(&snapshot),
-                0,
-                0,
-            )),
-            Err(reason) => StateResponse::Unavailable(reason),
+        let answer = match std::fs::read(&path) {
+            Ok(bytes) if is_held => StateResponse::Manifest(blobs.offer(bytes, 0, 0)),
+            Ok(_) => StateResponse::Unavailable("this model is not held here".into()),
+            Err(error) => StateResponse::Unavailable(format!("the model is not read: {error}")),
         };
         let _ = reply.send(codec::encode(&answer));
     });

@@ -6,11 +6,15 @@
 mod beginning;
 mod fetching;
 mod keeping;
+mod latecomers;
 mod outputs;
+mod reporting;
 mod standby;
 mod working;
 
-use std::collections::{BTreeMap, VecDeque};
+pub(super) use reporting::first_status;
+
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,6 +62,8 @@ pub(super) enum Done {
     Rested(Result<(), String>),
     Saved(Result<u64, String>),
     Finished(Result<Digest, String>),
+    /// The finished model of a job that was over before this peer came.
+    CameLate(Digest, Result<(), String>),
     Measured(Result<Profile, String>),
 }
 
@@ -146,12 +152,8 @@ pub(super) struct Driver {
     done: mpsc::Sender<Done>,
     status: watch::Sender<JobStatus>,
     status_sent: Instant,
+    late: latecomers::Late,
     closed: bool,
-}
-
-/// What a job shows before anything has happened.
-pub(super) fn first_status(context: &JobContext) -> JobStatus {
-    Figures::new(&context.file).status(context, None, context.connected.len())
 }
 
 /// Runs a job until the node leaves; a closed job stays, to tell latecomers.
@@ -178,6 +180,7 @@ pub(super) async fn run(
         done,
         status,
         status_sent: started,
+        late: latecomers::Late::default(),
         closed: result.is_some(),
         context,
     };
@@ -239,9 +242,11 @@ impl Driver {
                 self.connected.push(peer);
                 self.input(Input::Connected(peer));
                 self.probe_newcomer(peer);
+                self.tell_over(peer);
             }
             Event::Disconnected(peer) => {
                 self.connected.retain(|connected| *connected != peer);
+                self.lost_holder(peer);
                 self.input(Input::Disconnected(peer));
             }
             Event::Message(from, message) => match message {
@@ -266,7 +271,10 @@ impl Driver {
 
     fn on_message(&mut self, from: PeerId, message: Message) {
         match message {
-            Message::Beat(beat) => self.input(Input::Beat(from, beat)),
+            Message::Beat(beat) => {
+                self.tell_over_if_it_works(from, &beat);
+                self.input(Input::Beat(from, beat));
+            }
             Message::View(view) => self.input(Input::View(from, view)),
             Message::Profile(profile) => {
                 if let (None, Some(shape)) = (&self.shape, &profile.data) {
@@ -275,6 +283,7 @@ impl Driver {
                 }
                 self.input(Input::Profile(from, profile));
             }
+            Message::Over(over) => self.on_over(from, over),
         }
     }
 
@@ -309,6 +318,7 @@ impl Driver {
                 self.input(Input::Finished(digest));
             }
             Done::Finished(Err(reason)) => self.fail(reason),
+            Done::CameLate(digest, adopted) => self.on_came_late(digest, adopted),
         }
     }
 
@@ -326,7 +336,7 @@ impl Driver {
         self.done.clone()
     }
 
-    fn is_closed(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.closed
     }
 
@@ -375,9 +385,7 @@ impl Driver {
                 have,
                 ..
             } => self.give_blocks(first..end, step, have, reply),
-            StateRequest::Weights { digest, .. } => {
-                super::finish::give_weights(self, digest, reply)
-            }
+            StateRequest::Weights { digest, .. } => super::finish::give_model(self, digest, reply),
             StateRequest::Replica { .. } | StateRequest::Chunk { .. } => {
                 let _ = reply.send(refuse(
                     "this job trains as a pipeline; no peer holds a replica",
@@ -388,6 +396,7 @@ impl Driver {
 
     fn every_half_second(&mut self) {
         self.input(Input::Tick);
+        self.come_late();
         self.journal.flush();
         self.context.blobs.expire();
         self.save_if_due();
@@ -395,34 +404,7 @@ impl Driver {
         self.compare();
         self.time_if_standing_by();
         self.input(Input::Rates(self.rates()));
-        let Some(running) = &self.running else { return };
-        let samples = running.agreement.step() * u64::from(running.facts.batch);
-        self.figures.sample_rate(samples);
-        let view = running.agreement.view().map(|view| &view.plan);
-        let candidates = running.agreement.candidates();
-        let n_connected = self.connected.len();
-        self.figures.plan = running.planner.shown(view, &candidates, n_connected);
-        let measured = || running.planner.measured(&candidates, n_connected);
-        self.figures.measured = view.is_none().then(measured).flatten().map(Box::new);
-        if let Some(reason) = self.figures.stop_holds(samples) {
-            self.input(Input::StopHolds(reason));
-        }
-    }
-
-    /// Tells users how the job stands, at most ten times a second.
-    fn tell_status(&mut self) {
-        if self.status_sent.elapsed() < Duration::from_millis(100) && !self.closed {
-            return;
-        }
-        self.status_sent = Instant::now();
-        let status =
-            self.figures
-                .status(&self.context, self.running.as_ref(), self.connected.len());
-        self.status.send_if_modified(|told| {
-            let is_news = *told != status;
-            *told = status;
-            is_news
-        });
+        self.report();
     }
 
     /// Tells the others, and saves what is held.
@@ -433,17 +415,4 @@ impl Driver {
         self.save_and_wait().await;
         self.journal.flush();
     }
-}
-
-/// Work done so far by peer, from their beats.
-pub(super) fn contributions(
-    agreement: &Agreement,
-    me: PeerId,
-) -> BTreeMap<PeerId, skein_gossip::view::Contribution> {
-    let others = agreement
-        .beats()
-        .map(|(peer, beat)| (peer, beat.contribution));
-    others
-        .chain([(me, agreement.own_beat().contribution)])
-        .collect()
 }
