@@ -63,6 +63,9 @@ pub enum Entry<'a> {
         links: BTreeMap<String, [u64; 2]>,
         /// Number of the view.
         view: u64,
+        /// Where this is a stage: what it took of the processor and of the links.
+        #[serde(flatten)]
+        stage: Option<StageStep>,
     },
     /// A look at the validation set.
     Evaluated {
@@ -235,9 +238,24 @@ pub struct Cut {
     pub end: u16,
     /// What its host takes by what it had measured before the job, as far as known then.
     pub slowdown: f32,
+    /// Part of a step that each of its hosts is to compute, its lead first.
+    pub busy: Vec<f64>,
     /// Where it has several hosts: all of them, its lead first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<Share>,
+}
+
+/// What a step of a stage took.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct StageStep {
+    /// Seconds of the processor, all threads of the process together.
+    pub processor_s: f64,
+    /// Those of the stage's own thread among them.
+    pub stage_processor_s: f64,
+    /// Bytes of frames that came.
+    pub bytes_in: u64,
+    /// Bytes of frames that went.
+    pub bytes_out: u64,
 }
 
 /// One of several hosts of a stage.

@@ -79,7 +79,7 @@ pub enum Cutting {
 /// Beats of a pipeline: a host that dies without closing its connection is missed within a second. Two lost segments in a row
 /// are tolerated (a retransmission timer of 200 ms, doubled once, after a beat), on a link that loses many four.
 pub const MEMBERSHIP: membership::Config = membership::Config {
-    beat_every: Duration::from_millis(100),
+    beat_every: Duration::from_millis(200),
     silence_min: Duration::from_millis(900),
     silence_lossy: Duration::from_millis(3300),
     silence_max: Duration::from_secs(5),

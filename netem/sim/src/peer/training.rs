@@ -349,6 +349,7 @@ impl Peer {
             communicating_s: 0.0,
             links,
             view: self.agreement.view().map_or(0, |view| view.stamp.number),
+            stage: None,
         };
         self.write(now, &entry);
         self.trainer.is_training &= !self.is_at_last_step();

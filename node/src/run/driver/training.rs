@@ -41,6 +41,7 @@ impl Driver {
                     communicating_s: communicating.as_secs_f64(),
                     links: links(&report.links),
                     view: self.agreement.view().map_or(0, |view| view.stamp.number),
+                    stage: None,
                 });
                 self.tell_progress();
                 self.checkpoint_if_due(step);

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::agreement::{Candidate, Planned};
@@ -19,6 +20,9 @@ use super::{links, times};
 
 /// Bytes of a sample that may not leave its owner: no plan sends it.
 const NEVER_SENT: u64 = 1 << 40;
+
+/// Times as long as a search took the next one for the same peers is put off.
+const REST: u32 = 15;
 
 /// Most holders of the data that are tried as the only host of the first stage.
 const MOST_OWNERS: usize = 3;
@@ -36,6 +40,8 @@ pub(super) struct HybridPlanner {
 #[derive(Debug, Default)]
 struct Found {
     searching: bool,
+    /// Until then no other search begins for the same peers: a search takes the processor from the stage.
+    rests_until: Option<Instant>,
     /// What was last known of each peer that was a candidate; as many as a job has members.
     known: BTreeMap<PeerId, Candidate>,
     /// For which peers, and what came of it.
@@ -149,7 +155,11 @@ impl HybridPlanner {
         found
             .known
             .extend(able.map(|candidate| (candidate.peer, candidate.clone())));
-        let is_idle = !std::mem::replace(&mut found.searching, true);
+        let rests = last.is_some()
+            && found
+                .rests_until
+                .is_some_and(|until| Instant::now() < until);
+        let is_idle = !rests && !std::mem::replace(&mut found.searching, true);
         drop(found);
         if is_idle {
             self.search(posed, crew);
@@ -168,8 +178,10 @@ impl HybridPlanner {
             self.facts.pipeline.cut.baseline(),
         );
         let search = move || {
+            let began = Instant::now();
             let best = best(&posed, baseline);
             let mut found = search.0.lock().unwrap_or_else(PoisonError::into_inner);
+            found.rests_until = Some(Instant::now() + REST * began.elapsed());
             found.last = Some((crew, best));
         };
         let spawned = std::thread::Builder::new()

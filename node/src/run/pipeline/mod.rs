@@ -16,6 +16,7 @@ mod links;
 mod times;
 mod hybrid;
 mod planner;
+mod processor;
 mod prepare;
 mod outbox;
 mod worker;

@@ -12,6 +12,7 @@ use skein_model::plan;
 
 use super::disk::{Kept, Lines};
 use super::facts::{self, Facts};
+use super::processor::Processor;
 use super::store::Copies;
 use super::times;
 use crate::job::JobFile;
@@ -38,6 +39,7 @@ pub(super) struct Prepared {
     pub(super) profile: Profile,
     /// The same with sizes and updates, to plan with.
     pub(super) measured: plan::Profile,
+    pub(super) processor: Processor,
     pub(super) copies: Copies,
     /// Damaged copies that were left out, and why.
     pub(super) skipped: Vec<String>,
@@ -81,7 +83,8 @@ pub(super) fn prepare(
         false => None,
     };
     let samples = facts.pipeline.samples(facts.batch, 0) as usize;
-    let measured = measure(&facts, shape, PASSES)?;
+    let (measured, processor) = Processor::watch(|| measure(&facts, shape, PASSES));
+    let measured = measured?;
     let (blocks, fewer) = times::sent(&measured, samples);
     let profile = Profile {
         blocks,
@@ -96,6 +99,7 @@ pub(super) fn prepare(
         data,
         profile,
         measured,
+        processor,
         copies,
         skipped,
     })

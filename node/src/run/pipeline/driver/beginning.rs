@@ -164,6 +164,7 @@ impl Driver {
             data,
             mut profile,
             measured,
+            processor,
             copies,
             skipped,
         } = prepared;
@@ -181,7 +182,7 @@ impl Driver {
                 file.stop.steps,
             )
         };
-        let standby = Standby::new(measured.clone());
+        let standby = Standby::new(measured.clone(), processor.assumed_slowdown());
         let planner = CutPlanner::new(Arc::clone(&facts), measured);
         let me = self.context.net.local();
         let agreement = Agreement::new(
@@ -199,6 +200,7 @@ impl Driver {
             facts: Arc::clone(&facts),
             data,
             profile: profile.clone(),
+            processor,
             look_every: file.evaluate.every,
             net: self.context.net.clone(),
             runtime: tokio::runtime::Handle::current(),
@@ -250,6 +252,7 @@ impl Driver {
         for peer in self.connected.clone() {
             self.input(Input::Connected(peer));
         }
+        self.input(Input::Slowdown(processor.assumed_slowdown()));
         self.input(Input::Prepared {
             has_data: self.data.is_some(),
             profile,

@@ -152,6 +152,8 @@ pub(super) struct Driver {
     done: mpsc::Sender<Done>,
     status: watch::Sender<JobStatus>,
     status_sent: Instant,
+    /// For which view its plan was priced, and when.
+    priced: Option<(Option<Stamp>, Instant)>,
     late: latecomers::Late,
     closed: bool,
 }
@@ -180,6 +182,7 @@ pub(super) async fn run(
         done,
         status,
         status_sent: started,
+        priced: None,
         late: latecomers::Late::default(),
         closed: result.is_some(),
         context,

@@ -154,6 +154,8 @@ impl Driver {
             host: member.peer.short(),
             samples: member.samples,
         };
+        let busy = promised.as_ref().map(|promised| promised.busy.as_slice());
+        let mut busy = busy.unwrap_or_default().iter().copied();
         let cut = |stage: &skein_gossip::pipeline::plan::Stage| {
             let lead = stage.lead();
             let host = candidates.iter().find(|host| Some(host.peer) == lead);
@@ -166,12 +168,13 @@ impl Driver {
                 first: stage.blocks.start,
                 end: stage.blocks.end,
                 slowdown: host.map_or(1.0, |host| host.slowdown),
+                busy: busy.by_ref().take(stage.members.len()).collect(),
             }
         };
         self.journal.write(&Entry::Cut {
             view: view.stamp.number,
             from_step: view.from,
-            step_s: promised.map(|promised| promised.step_seconds),
+            step_s: promised.as_ref().map(|promised| promised.step_seconds),
             stages: view.plan.stages.iter().map(cut).collect(),
         });
     }

@@ -18,6 +18,8 @@ const REST: u32 = 7;
 #[derive(Debug)]
 pub(super) struct Standby {
     measured: Profile,
+    /// What runs beside passes slows them by so much where it cannot be seen.
+    assumed: f32,
     began: Instant,
     next: Instant,
     measuring: bool,
@@ -25,10 +27,11 @@ pub(super) struct Standby {
 
 impl Standby {
     /// After the measurement that this peer began with.
-    pub(super) fn new(measured: Profile) -> Self {
+    pub(super) fn new(measured: Profile, assumed: f32) -> Self {
         let now = Instant::now();
         Self {
             measured,
+            assumed,
             began: now,
             next: now + EVERY,
             measuring: false,
@@ -73,7 +76,8 @@ impl Driver {
         match measured {
             Ok(now) => {
                 let slowdown = seconds(&now) / seconds(&standby.measured).max(1e-9);
-                self.input(Input::Slowdown(slowdown as f32));
+                let slowdown = slowdown as f32 * standby.assumed;
+                self.input(Input::Slowdown(slowdown));
             }
             Err(reason) => tracing::warn!(reason, "the blocks could not be timed again"),
         }

@@ -5,7 +5,7 @@ use skein_gossip::pipeline::agreement::Input;
 use super::super::disk::Kept;
 use super::super::worker::{Event, Step};
 use super::Driver;
-use crate::run::journal::Entry;
+use crate::run::journal::{Entry, StageStep};
 
 impl Driver {
     pub(super) fn on_worked(&mut self, event: Event) {
@@ -78,6 +78,12 @@ impl Driver {
             communicating_s: 0.0,
             links: Default::default(),
             view: step.view,
+            stage: Some(StageStep {
+                processor_s: step.spent.process.as_secs_f64(),
+                stage_processor_s: step.spent.thread.as_secs_f64(),
+                bytes_in: step.bytes_in,
+                bytes_out: step.bytes_out,
+            }),
         });
         let known = self.running.as_ref();
         let known = known.map_or(1.0, |running| running.agreement.own_beat().slowdown);

@@ -14,6 +14,7 @@ use skein_model::config::Split;
 use skein_model::data::{Batch, Sampler};
 use skein_model::stage::{Activation, StageError};
 
+use super::super::processor::Spent;
 use super::hosted::Part;
 use super::speed::Pass;
 use super::work::Work;
@@ -192,16 +193,17 @@ impl Work {
         self.stage.apply(step).map_err(failed)?;
         self.speed.computed(Pass::Update, began.elapsed());
         self.rest.stepped(Instant::now());
-        let (computing, waiting, slowdown) = self.speed.stepped();
+        let stepped = self.speed.stepped(Spent::now(), Instant::now());
         let loss = std::mem::take(&mut self.loss) as f32;
         worker.tell(Event::Stepped(Step {
             step,
             view: self.view.stamp.number,
             loss: self.stage.is_last().then_some(loss),
             samples: std::mem::take(&mut self.step_samples),
-            computing,
-            waiting,
-            slowdown,
+            computing: stepped.computing,
+            waiting: stepped.waiting,
+            spent: stepped.spent,
+            slowdown: stepped.slowdown,
             bytes_in: std::mem::take(&mut self.bytes_in),
             bytes_out: std::mem::take(&mut self.bytes_out),
         }))

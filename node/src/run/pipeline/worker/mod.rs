@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 
 use super::disk::{Kept, State};
 use super::facts::Facts;
+use super::processor::{Processor, Spent};
 use crate::net::Inbound;
 use crate::net::Net;
 use work::Work;
@@ -94,6 +95,7 @@ pub(super) struct Step {
     pub(super) slowdown: Option<f32>,
     pub(super) bytes_in: u64,
     pub(super) bytes_out: u64,
+    pub(super) spent: Spent,
 }
 
 /// The thread before it runs.
@@ -105,6 +107,7 @@ pub(super) struct Worker {
     pub(super) data: Option<Arc<Splits>>,
     /// What blocks take this device.
     pub(super) profile: Profile,
+    pub(super) processor: Processor,
     /// Steps between two looks at held-out samples; none: as often as takes a twentieth of the time.
     pub(super) look_every: Option<u64>,
     pub(super) net: Net,

@@ -113,7 +113,7 @@ impl Work {
             loss: 0.0,
             looked: (0.0, 0),
             looked_labels: 0,
-            speed: Speed::new(profiled),
+            speed: Speed::new(profiled, worker.processor),
             bytes_in: 0,
             bytes_out: 0,
             step_samples: 0,
