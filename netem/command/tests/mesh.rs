@@ -10,6 +10,7 @@ name = "mesh"
 about = "four peers on the digits: one is killed, the others are cut in two until they notice"
 [job]
 model.kind = "mlp"
+strategy.kind = "exchange"
 data.source = "digits"
 train = { batch = 4, optimiser = { kind = "sgd", lr = 0.02 } }
 evaluate.every = 100

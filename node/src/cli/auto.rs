@@ -1,4 +1,4 @@
-//! `[strategy] kind = "auto"`: before a job is handed in the peers that are there measure its model, all families are ranked by
+//! `strategy = "auto"`, the default: before a job is handed in the peers that are there measure its model, all families are ranked by
 //! [`skein_model::plan::choose`], and the first one that nodes can run is written into the job.
 
 use std::path::Path;
@@ -21,6 +21,13 @@ pub(super) async fn chosen(
     job: &JobFile,
     output: &Output,
 ) -> Result<String, CliError> {
+    if !can_be_staged(text) {
+        if !output.is_json() {
+            output.line("auto: by exchange; nothing else trains this model on this data")?;
+        }
+        let written = with(text, Kind::Exchange, 1);
+        return written.map_err(|reason| CliError::usage(format!("{name}: {reason}")));
+    }
     if !output.is_json() {
         output.line("auto: the peers that are here measure the model")?;
     }
@@ -38,6 +45,12 @@ pub(super) async fn chosen(
         output.line(&said(&choice, family, offer))?;
     }
     Ok(written)
+}
+
+/// Whether a job file may say that its model is cut into stages.
+fn can_be_staged(text: &str) -> bool {
+    let mut kinds = [Kind::Hybrid, Kind::Pipeline].into_iter();
+    kinds.any(|kind| with(text, kind, 1).is_ok_and(|text| JobFile::parse(&text).is_ok()))
 }
 
 /// The best family that nodes run.
@@ -79,8 +92,9 @@ fn with(text: &str, kind: Kind, replicas: u32) -> Result<String, String> {
         Kind::Pipeline => "pipeline",
         Kind::Hybrid | Kind::Auto => "hybrid",
     };
-    if let Some(strategy) = job.get_mut("strategy").and_then(toml::Value::as_table_mut) {
-        strategy.insert("kind".into(), word.into());
+    match job.get_mut("strategy").and_then(toml::Value::as_table_mut) {
+        Some(strategy) => drop(strategy.insert("kind".into(), word.into())),
+        None => drop(job.insert("strategy".into(), word.into())),
     }
     let batch = job
         .get_mut("train")
@@ -140,6 +154,17 @@ mod tests {
         );
         let crowded = parsed(Kind::Exchange, 1000);
         assert_eq!(crowded.train.batch, 1);
+    }
+
+    #[test]
+    fn a_model_that_cannot_be_cut_is_exchanged() {
+        let whole = JOB.replace("[strategy]\nkind = 'auto'\n", "");
+        assert!(can_be_staged(JOB) && can_be_staged(&whole));
+        let word = JobFile::parse(&with(&whole, Kind::Hybrid, 1).unwrap()).unwrap();
+        assert_eq!(word.strategy.kind, Kind::Hybrid);
+        let shards =
+            "[data]\nsource = 'digits'\nsplit = { kind = 'dirichlet', alpha = 0.5, shards = 4 }\n";
+        assert!(!can_be_staged(&format!("{whole}{shards}")));
     }
 
     #[test]

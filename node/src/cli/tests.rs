@@ -76,7 +76,8 @@ fn job_file(folder: &Path, text: &str) -> TrainArgs {
     }
 }
 
-const JOB: &str = "name = 'digits'\n[model]\nkind = 'cnn'\n[stop]\nsteps = 5\n";
+const JOB: &str =
+    "name = 'digits'\nstrategy = 'exchange'\n[model]\nkind = 'cnn'\n[stop]\nsteps = 5\n";
 
 fn trains(request: Request, end: Phase) -> Vec<Response> {
     let progress = |phase| {

@@ -3,22 +3,22 @@
 //!
 //! `kind = "pipeline"` cuts the model into stages instead, see [`Pipeline`].
 //!
-//! A user writes none of it. `like` names a known method whose settings stand in for the keys that are not written, so that
+//! A user writes none of it: `skein train` has the mesh measure the model and chooses the kind. `like` names a known method whose settings stand in for the keys that are not written, so that
 //! methods can be compared under one coder and transport: `methods` has them, `settings` tells the machines of `skein_gossip`.
 
 mod methods;
 pub mod pipeline;
 mod settings;
+mod written;
 
 use serde::{Deserialize, Serialize};
 
 pub use pipeline::Pipeline;
 
-/// `[strategy]`.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+/// `[strategy]`, or `strategy = "KIND"`.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Strategy {
-    /// Whether every peer holds the whole model or a part of it. Default `exchange`.
+    /// What the peers share out. Default `auto`; where settings of an exchange are written, `exchange`.
     pub kind: Kind,
     /// How the model is cut into stages, where `kind` is `pipeline`.
     pub pipeline: Pipeline,
@@ -35,7 +35,6 @@ pub struct Strategy {
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// Samples: every peer holds the whole model, and neighbours exchange updates.
-    #[default]
     Exchange,
     /// The model: every peer hosts a run of its blocks.
     Pipeline,
@@ -44,6 +43,7 @@ pub enum Kind {
     Hybrid,
     /// What is the fastest of these: `skein train` lets the peers that are there measure the model, and hands in the job with what it
     /// has chosen.
+    #[default]
     Auto,
 }
 

@@ -111,7 +111,7 @@ impl Agreement {
 
     /// Whether others know what this peer cannot know yet: it was away, or has not been told the view that they hold.
     pub(super) fn is_ignorant(&self) -> bool {
-        let settling = 3 * self.membership.times().beat_every;
+        let settling = 2 * self.membership.times().beat_every;
         let was_away = self.lead.was_away;
         let others = self.heard.iter();
         let mut others = others.filter(|(peer, _)| self.is_alive(**peer));
