@@ -29,6 +29,7 @@ impl Agreement {
 
     pub(super) fn on_gone(&mut self, peer: PeerId) {
         self.membership.disconnected(peer);
+        self.early.remove(&peer);
         if let Some(heard) = self.heard.get_mut(&peer) {
             heard.is_old = true;
         }
@@ -64,10 +65,14 @@ impl Agreement {
 
     pub(super) fn on_profile(&mut self, peer: PeerId, profile: Arc<Profile>) {
         self.membership.heard(self.now, peer);
-        if profile.is_of(self.config.n_blocks)
-            && let Some(heard) = self.heard.get_mut(&peer)
-        {
-            heard.profile = Some(profile);
+        if !profile.is_of(self.config.n_blocks) {
+            return;
+        }
+        match self.heard.get_mut(&peer) {
+            Some(heard) => heard.profile = Some(profile),
+            // It came before the first beat of its sender, which does not send it again.
+            None if self.early.len() < MAX_MEMBERS => drop(self.early.insert(peer, profile)),
+            None => {}
         }
     }
 
@@ -127,7 +132,7 @@ impl Agreement {
         let heard = self.heard.entry(peer).or_insert_with(|| Heard {
             beat: Arc::clone(&beat),
             holding: Holding::default(),
-            profile: None,
+            profile: self.early.remove(&peer),
             told_view: None,
             is_old: false,
         });

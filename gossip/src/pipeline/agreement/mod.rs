@@ -156,6 +156,8 @@ pub struct Agreement {
     now: Tick,
     membership: Membership,
     heard: BTreeMap<PeerId, Heard>,
+    /// Profiles that came before the first beat; as many as a job has members.
+    early: BTreeMap<PeerId, Arc<Profile>>,
     own: Own,
     view: Option<Arc<View>>,
     /// The view before, where it goes on until the line at which `view` begins.
@@ -221,6 +223,7 @@ impl Agreement {
             now,
             membership: Membership::new(config.membership),
             heard: BTreeMap::new(),
+            early: BTreeMap::new(),
             own,
             view: None,
             previous: None,

@@ -347,6 +347,19 @@ mod tests {
     }
 
     #[test]
+    fn a_profile_that_comes_before_the_first_beat_of_its_sender_counts() {
+        let mut agreement = ready(3);
+        let stranger = peer(7);
+        agreement.handle(at(1), Input::Connected(stranger));
+        agreement.handle(at(2), Input::Profile(stranger, Arc::new(profile())));
+        let first = beat(&view(1, 2, 0, None), &[]);
+        agreement.handle(at(3), Input::Beat(stranger, first));
+        let candidates = agreement.candidates();
+        let mut all = candidates.iter();
+        assert!(all.any(|candidate| candidate.peer == stranger && candidate.profile.is_some()));
+    }
+
+    #[test]
     fn a_host_works_once_the_stages_beside_it_are_connected() {
         let mut agreement = Agreement::new(Config::new(4), peer(3), 1, at(0), Box::new(One));
         let prepared = Input::Prepared {

@@ -177,5 +177,6 @@ impl Driver {
             step_s: promised.as_ref().map(|promised| promised.step_seconds),
             stages: view.plan.stages.iter().map(cut).collect(),
         });
+        self.report();
     }
 }

@@ -19,9 +19,11 @@ pub(in super::super) fn first_status(context: &JobContext) -> JobStatus {
 }
 
 impl Driver {
-    /// What is looked at twice a second: the rate, the plan, and whether it is enough.
+    /// What is looked at twice a second and with each new view: the rate, the plan, and whether it is enough.
     pub(super) fn report(&mut self) {
-        let Some(running) = &self.running else { return };
+        let Some(running) = self.running.as_ref().filter(|_| !self.closed) else {
+            return;
+        };
         let samples = running.agreement.step() * u64::from(running.facts.batch);
         self.figures.sample_rate(samples);
         let view = running.agreement.view();
@@ -30,7 +32,7 @@ impl Driver {
         let is_old = |(of, at): (Option<Stamp>, Instant)| {
             of != stamp || stamp.is_none() || at.elapsed() > PRICED_FOR
         };
-        if self.priced.is_none_or(is_old) {
+        if self.priced.is_none_or(is_old) || self.figures.plan.is_err() {
             self.priced = Some((stamp, Instant::now()));
             let plan = view.map(|view| &view.plan);
             let candidates = running.agreement.candidates();
