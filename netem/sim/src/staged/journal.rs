@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 use skein_gossip::ids::PeerId;
+use skein_gossip::pipeline::plan::{Member, Stage};
 use skein_netem::link::{Nanos, NodeIndex};
 use skein_netem::record::{Mark, Metric, NodeRecord, PairTraffic, Record, Traffic, Usage};
 use skein_netem::scenario::Scenario;
@@ -96,8 +97,8 @@ impl Journal {
         let short = |id: PeerId| id.short();
         let members = nodes.iter().map(|rank| short(posed.ids[*rank]));
         let members: Vec<String> = members.collect();
-        let stage = |stage: &skein_gossip::pipeline::plan::Stage| {
-            let share = |member: &skein_gossip::pipeline::plan::Member| Share {
+        let stage = |stage: &Stage| {
+            let share = |member: &Member| Share {
                 host: short(member.peer),
                 samples: member.samples,
             };
@@ -149,13 +150,21 @@ impl Journal {
         sent: &BTreeMap<(NodeIndex, NodeIndex), u64>,
     ) {
         let seconds = cut.prediction.step_seconds;
-        for (rank, busy) in posed.hosts(&cut.plan).into_iter().zip(&cut.prediction.busy) {
+        let samples = cut.plan.stages.iter().flat_map(|stage| {
+            let own = |member: &Member| match stage.is_shared() {
+                true => u64::from(member.samples) * posed.problem.work.n_micro as u64,
+                false => u64::from(posed.batch),
+            };
+            stage.members.iter().map(own)
+        });
+        let hosts = posed.hosts(&cut.plan).into_iter().zip(samples);
+        for ((rank, samples), busy) in hosts.zip(&cut.prediction.busy) {
             let computing_s = busy * seconds;
             self.cpu_s[rank] += computing_s * cores[rank];
             let entry = Entry::Step {
                 step,
                 train_loss: None,
-                samples: u64::from(posed.batch),
+                samples,
                 computing_s,
                 waiting_s: seconds - computing_s,
                 communicating_s: 0.0,
