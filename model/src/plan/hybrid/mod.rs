@@ -33,7 +33,7 @@ use chain::{Part, Space, chains};
 pub(crate) use drawn::{drawn, seeds};
 use exhaustive::{is_small, optimum};
 use improve::{Judge, improve};
-pub(crate) use layout::{Stage, build, layout};
+pub(crate) use layout::{Stage, build, layout, moved};
 pub use spaces::MAX_HYBRID;
 use spaces::{MAX_SETS, every_group, neighbours, orders};
 

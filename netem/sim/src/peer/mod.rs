@@ -28,8 +28,8 @@ use skein_gossip::view::{Contribution, Holding};
 use skein_node::job::JobFile;
 use skein_node::run::journal::Entry;
 
-use crate::line::line;
 use super::learner::{Learner, State};
+use crate::line::line;
 use crate::stream::Lane;
 use ending::Judged;
 use fetching::{Answer, Ask, Fetching};

@@ -1,6 +1,6 @@
 //! What the nodes of such a run write, carry and use, for its record.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::json;
 use skein_gossip::ids::PeerId;
@@ -19,7 +19,7 @@ use crate::line::line;
 pub(super) struct Journal {
     metrics: Vec<Vec<Metric>>,
     /// Lines that were written since they were taken last: node and place.
-    fresh: Vec<(NodeIndex, usize)>,
+    fresh: VecDeque<(NodeIndex, usize)>,
     marks: Vec<Mark>,
     bytes: BTreeMap<(NodeIndex, NodeIndex), u64>,
     cpu_s: Vec<f64>,
@@ -35,7 +35,7 @@ impl Journal {
     pub(super) fn new(n_nodes: usize) -> Self {
         Self {
             metrics: vec![Vec::new(); n_nodes],
-            fresh: Vec::new(),
+            fresh: VecDeque::new(),
             marks: Vec::new(),
             bytes: BTreeMap::new(),
             cpu_s: vec![0.0; n_nodes],
@@ -54,16 +54,13 @@ impl Journal {
     }
 
     fn keep(&mut self, rank: NodeIndex, metric: Metric) {
-        self.fresh.push((rank, self.metrics[rank].len()));
+        self.fresh.push_back((rank, self.metrics[rank].len()));
         self.metrics[rank].push(metric);
     }
 
     /// The next line that nobody has looked at.
     pub(super) fn next_fresh(&mut self) -> Option<(NodeIndex, &Metric)> {
-        let (rank, place) = match self.fresh.is_empty() {
-            true => return None,
-            false => self.fresh.remove(0),
-        };
+        let (rank, place) = self.fresh.pop_front()?;
         Some((rank, self.metrics[rank].get(place)?))
     }
 

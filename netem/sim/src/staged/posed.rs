@@ -228,10 +228,7 @@ impl Posed {
 }
 
 /// Groups with other numbers for their devices; none where one has no number.
-fn renumbered(
-    groups: &[Group],
-    of: impl Fn(usize) -> Option<usize> + Copy,
-) -> Option<Vec<Group>> {
+fn renumbered(groups: &[Group], of: impl Fn(usize) -> Option<usize> + Copy) -> Option<Vec<Group>> {
     let group = |group: &Group| {
         let share = |share: &Share| {
             Some(Share {

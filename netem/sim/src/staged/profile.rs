@@ -98,12 +98,7 @@ impl Measured {
 
     /// Sizes of the blocks.
     pub(super) fn layouts(&self, file: &JobFile) -> Result<Vec<BlockLayout>, String> {
-        let layouts = block_layouts(
-            &file.model,
-            self.input,
-            self.classes,
-            &file.train.optimiser,
-        );
+        let layouts = block_layouts(&file.model, self.input, self.classes, &file.train.optimiser);
         layouts.map_err(|error| error.to_string())
     }
 }

@@ -96,7 +96,12 @@ pub(super) fn recovery(
         detection_s: silence + delay(lost, steward),
         planning_s,
         agreeing_s: longest(&mut others().map(|node| delay(steward, node)))
-            + longest(&mut hosts.iter().filter(|host| **host != first).map(|host| delay(*host, first))),
+            + longest(
+                &mut hosts
+                    .iter()
+                    .filter(|host| **host != first)
+                    .map(|host| delay(*host, first)),
+            ),
         fetching_s,
         bytes,
         carried,

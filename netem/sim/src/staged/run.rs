@@ -145,7 +145,10 @@ pub(crate) fn run(
 /// Refuses what is not simulated.
 fn can_be(scenario: &Scenario, file: &JobFile) -> Result<(), String> {
     let lab = "run it with --engine lab";
-    let lines = scenario.nodes.iter().flat_map(|node| [&node.up, &node.down]);
+    let lines = scenario
+        .nodes
+        .iter()
+        .flat_map(|node| [&node.up, &node.down]);
     let mut lines = lines.chain(scenario.pairs.iter().map(|pair| &pair.line));
     if lines.any(|line| line.trace.is_some()) {
         return Err(format!(
@@ -168,7 +171,8 @@ fn can_be(scenario: &Scenario, file: &JobFile) -> Result<(), String> {
             "recut = \"absorb\" and \"restart\" are not simulated: {lab}, or compare with sim.recovery = \"redistribute\""
         ));
     }
-    let is_known = |action: &Action| matches!(action, Action::Kill(_) | Action::Stop(_) | Action::Leave(_));
+    let is_known =
+        |action: &Action| matches!(action, Action::Kill(_) | Action::Stop(_) | Action::Leave(_));
     match scenario.events.iter().all(|event| is_known(&event.action)) {
         true => Ok(()),
         false => Err(format!(
@@ -203,7 +207,11 @@ impl Run<'_> {
         let seconds = self.cut.prediction.step_seconds;
         let hosts = self.cut.plan.hosts().count() as f64;
         let left = self.scenario.end.after.as_secs_f64() - self.now as f64 / 1e9;
-        let steps = self.file.stop.steps.map_or(f64::INFINITY, |steps| steps as f64);
+        let steps = self
+            .file
+            .stop
+            .steps
+            .map_or(f64::INFINITY, |steps| steps as f64);
         if hosts * (left / seconds).min(steps) > MOST_LINES {
             return Err(format!(
                 "a step takes {seconds:.2e} s, so the run has too many: end it earlier (end.after, stop.steps)"
@@ -258,7 +266,8 @@ impl Run<'_> {
                 let every = (end / MOST_SAMPLES).max(SECOND);
                 self.queue.push(self.now + every, Event::Sample);
             }
-            Event::Told(_) | Event::Placed(_) | Event::Fed(_) | Event::Step(_) | Event::Safe(_) => {}
+            Event::Told(_) | Event::Placed(_) | Event::Fed(_) | Event::Step(_) | Event::Safe(_) => {
+            }
         }
         Ok(())
     }
@@ -282,7 +291,10 @@ impl Run<'_> {
 
     fn placed(&mut self) {
         let view = self.view;
-        let receivers = self.loss.iter().flat_map(|loss| loss.recovery.carried.keys());
+        let receivers = self
+            .loss
+            .iter()
+            .flat_map(|loss| loss.recovery.carried.keys());
         let receivers: Vec<NodeIndex> = receivers.map(|(_, to)| *to).collect();
         for stage in self.cut.plan.stages.clone() {
             for rank in stage.hosts().filter_map(|id| self.posed.rank(id)) {
@@ -315,8 +327,9 @@ impl Run<'_> {
         self.journal.take_in(&self.step.to_le_bytes());
         if let Some(loss) = self.loss.take_if(|loss| self.step >= loss.reached) {
             let total_s = (self.now - loss.at) as f64 / 1e9;
-            let redone = loss.reached - self.from_step;
-            self.journal.recovered(self.now, &loss.recovery, total_s, redone);
+            let redone = loss.reached.saturating_sub(self.from_step);
+            self.journal
+                .recovered(self.now, &loss.recovery, total_s, redone);
         }
         if (self.step - self.from_step).is_multiple_of(self.line_every) && self.line.is_none() {
             let nodes = self.nodes();
@@ -342,7 +355,8 @@ impl Run<'_> {
     fn close(&mut self, reason: &str) {
         self.is_closed = true;
         for rank in self.nodes() {
-            self.journal.write(self.now, rank, &Entry::Ending { reason });
+            self.journal
+                .write(self.now, rank, &Entry::Ending { reason });
             let closed = Entry::Closed {
                 reason,
                 digest: None,
@@ -434,7 +448,8 @@ impl Run<'_> {
             Ok(recovery) => recovery,
             Err(reason) => {
                 for rank in nodes {
-                    self.journal.write(self.now, rank, &Entry::Paused { lost_samples: 0 });
+                    self.journal
+                        .write(self.now, rank, &Entry::Paused { lost_samples: 0 });
                     let entry = Entry::Failed { reason: &reason };
                     self.journal.write(self.now, rank, &entry);
                 }
@@ -449,7 +464,8 @@ impl Run<'_> {
         self.from_step = self.copies.step;
         self.step = self.from_step;
         self.cut = recovery.cut.clone();
-        self.journal.take_in(&recovery.fetching_s.to_bits().to_le_bytes());
+        self.journal
+            .take_in(&recovery.fetching_s.to_bits().to_le_bytes());
         let view = self.view;
         let told = recovery.detection_s + recovery.planning_s + recovery.agreeing_s;
         let placed = told + recovery.fetching_s;

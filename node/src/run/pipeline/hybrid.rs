@@ -10,9 +10,7 @@ use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::agreement::{Candidate, Planned};
 use skein_gossip::pipeline::message;
 use skein_gossip::pipeline::plan::{self as wire, Plan, Stage};
-use skein_model::plan::{
-    self, Data, Device, Group, PlanError, Prediction, Problem, Share,
-};
+use skein_model::plan::{self, Data, Device, Group, PlanError, Prediction, Problem, Share};
 
 use super::facts::Facts;
 use super::{links, times};
@@ -165,10 +163,7 @@ impl HybridPlanner {
 
     /// Looks for the best plan on a thread of its own.
     fn search(&self, posed: Vec<Posed>, crew: Crew) {
-        let (search, cut) = (
-            Searching(Arc::clone(&self.found)),
-            self.facts.pipeline.cut,
-        );
+        let (search, cut) = (Searching(Arc::clone(&self.found)), self.facts.pipeline.cut);
         let search = move || {
             let best = best(&posed, cut);
             let mut found = search.0.lock().unwrap_or_else(PoisonError::into_inner);
