@@ -67,7 +67,7 @@ fn drawn(seed: u64) -> Problem {
 /// compared, and of the others those that keep to it.
 #[test]
 fn no_other_plan_is_promised_to_be_faster_by_more_than_three_percent() {
-    let mut n_compared = [0; 6];
+    let (mut n_compared, mut faster) = ([0; 6], Vec::new());
     for seed in 0..40 {
         let problem = drawn(seed);
         let Ok(own) = planning::in_groups(Cut::Measured, &problem) else {
@@ -84,8 +84,11 @@ fn no_other_plan_is_promised_to_be_faster_by_more_than_three_percent() {
             }
             *count += 1;
             let ratio = own.prediction.step_seconds / other.prediction.step_seconds;
-            assert!(ratio <= 1.03, "seed {seed}: {cut:?} {ratio}");
+            if ratio > 1.03 {
+                faster.push((seed, cut, ratio));
+            }
         }
     }
+    assert!(faster.is_empty(), "{faster:?}");
     assert!(n_compared.iter().all(|n| *n >= 10), "{n_compared:?}");
 }

@@ -84,11 +84,9 @@ impl Measured {
             .map_err(|error| format!("sim.profile {shown} is none: {error}; {again}"))?;
         let is_known = measured.profile.check();
         is_known.map_err(|error| format!("sim.profile {shown}: {error}"))?;
-        let n_blocks = measured.layouts(file)?.len();
-        let is_of_job = measured.model == file.model
-            && measured.optimiser == names(file)
-            && measured.profile.blocks.len() == n_blocks;
-        match is_of_job {
+        let is_of_job = measured.model == file.model && measured.optimiser == names(file);
+        let blocks = &measured.profile.blocks;
+        match is_of_job && measured.layouts(file)?.len() == blocks.len() {
             true => Ok(measured),
             false => Err(format!(
                 "sim.profile {shown} is of another model or optimiser than the job's; {again}"
