@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::costs::Costs;
 use super::group::{Group, allocate, raw};
-use super::hybrid::{Hybrid, Stage, build, hybrid, layout, moved, price, promised};
+use super::hybrid::{Hybrid, Stage, build, deeper, hybrid, layout, moved, price, promised};
 use super::problem::Problem;
 use super::search::judged;
 use super::steps::{Tail, reduce_and_update, transfer};
@@ -64,7 +64,11 @@ pub fn replan(problem: &Problem, groups: &[Group], lost: usize) -> Result<Hybrid
         }
     }
     match best {
-        Some((_, groups, around)) => Ok(promised(&costs, moved_on(&costs, groups, &around))),
+        Some((_, groups, around)) => {
+            let near = moved_on(&costs, groups, &around);
+            let deep = deeper(&costs, vec![near.clone()]);
+            Ok(promised(&costs, deep.unwrap_or(near)))
+        }
         None => anew(problem, lost),
     }
 }

@@ -17,15 +17,18 @@ const NEAR: f64 = 1.05;
 
 /// The best of `plans`, of which the first is that with as many micro-batches in flight as the rule has; another, with more in
 /// flight as far as memory goes, where that shortens the step by enough.
-pub(super) fn deeper(costs: &Costs<'_>, plans: Vec<Vec<Group>>) -> Option<Vec<Group>> {
+pub(crate) fn deeper(costs: &Costs<'_>, plans: Vec<Vec<Group>>) -> Option<Vec<Group>> {
     let first = plans.first()?;
     let own = judged(costs, first);
     let mut best = (own, first.clone());
     for groups in &plans {
         let n = groups.len();
         let mut factor = 1;
-        // The last stage makes both passes of a micro-batch at once.
-        while n > 1 && factor * costs.work.in_flight(n - 2, n) < costs.work.n_micro {
+        // The last stage makes both passes of a micro-batch at once. Where transfers are not to be hidden the rule stays.
+        while costs.work.hides_transfers
+            && n > 1
+            && factor * costs.work.in_flight(n - 2, n) < costs.work.n_micro
+        {
             factor *= 2;
             let Some(found) = at_best(costs, groups, factor, best.0) else {
                 break;

@@ -30,7 +30,7 @@ use super::schedule::{Prediction, Span, check, run, timeline};
 use super::work::{Device, Links, PlanError, Work};
 use cells::{Cells, grid};
 use chain::{Part, Space, chains};
-use depth::deeper;
+pub(crate) use depth::deeper;
 #[cfg(test)]
 pub(crate) use drawn::{drawn, seeds};
 use exhaustive::{is_small, optimum};
@@ -387,26 +387,30 @@ mod tests {
 
     #[test]
     fn more_micro_batches_are_in_flight_where_transfers_take_longer_than_passes() {
-        // Two blocks that two devices cannot hold whole; a message takes as long as both passes, on a way three times as long.
+        // Two blocks, of which no device holds both; the way takes three times as long as both passes of a stage.
         let mut problem = four(&[1.0; 2]);
+        problem.work.hides_transfers = true;
         problem.devices.truncate(2);
         for block in &mut problem.work.profile.blocks {
-            (block.parameter_bytes, block.output_bytes) = (1_000_000, 10);
+            block.state_bytes = 1000;
         }
-        problem.links = Links::uniform(2, 10.0, 36.0);
-        let deep = hybrid(&problem).unwrap();
+        problem.links = Links::uniform(2, 1e6, 36.0);
+        let mut with_room_for = |bytes: u64| {
+            for device in &mut problem.devices {
+                device.memory_bytes = 1000 + bytes;
+            }
+            hybrid(&problem).unwrap()
+        };
+        // 20 bytes per sample and micro-batch in flight, two frames in and out.
+        let deep = with_room_for(4 * (8 * 20 + 32));
         assert_eq!(shape(&deep), [(1, 1), (1, 1)]);
-        assert!(deep.groups[0].in_flight > 3, "{:?}", deep.groups);
-        // Where memory has no room for them there are as many as the rule has.
-        for device in &mut problem.devices {
-            device.memory_bytes = 30 + 4 * (3 * 20 + 2 * 18);
-        }
-        let shallow = hybrid(&problem).unwrap();
-        assert!(shallow.groups[0].in_flight <= 3, "{:?}", shallow.groups);
+        assert_eq!(deep.groups[0].in_flight, 8, "{:?}", deep.groups);
+        let shallow = with_room_for(4 * (3 * 20 + 32));
+        assert_eq!(shallow.groups[0].in_flight, 3);
         assert!(shallow.prediction.step_seconds > 1.03 * deep.prediction.step_seconds);
         problem.links = Links::uniform(2, 1e6, 0.0);
-        problem.devices = vec![Device::default(); 2];
-        assert_eq!(hybrid(&problem).unwrap().groups[0].in_flight, 3);
+        let near = hybrid(&problem).unwrap();
+        assert_eq!(near.groups[0].in_flight, 3, "the rule is enough");
     }
 
     #[test]
