@@ -9,6 +9,7 @@
 //! Nothing is trained and nothing is sent: a step takes what the planner's schedule says, event by event, and a loss what it takes to see
 //! it, to plan, to fetch copies over the scenario's lines, and to make steps again.
 
+mod refused;
 mod profile;
 mod posed;
 mod carrying;

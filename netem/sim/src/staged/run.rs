@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use skein_gossip::pipeline::agreement::{Cutting, MEMBERSHIP};
+use skein_gossip::pipeline::agreement::MEMBERSHIP;
 use skein_netem::link::{Nanos, NodeIndex, sub_seed};
 use skein_netem::record::{Progress, Record};
 use skein_netem::scenario::{Action, Scenario, When};
@@ -16,6 +16,7 @@ use super::copies::Copies;
 use super::journal::Journal;
 use super::posed::{Cut, Posed, cores};
 use super::recovering::{Recovery, recovery};
+use super::refused::can_be;
 use crate::queue::Queue;
 use crate::world::{SECOND, peer_id};
 
@@ -140,45 +141,6 @@ pub(crate) fn run(
     progress(end as f64 / 1e9, &format!("step {}", run.step));
     let speed = end as f64 / 1e9 / began.elapsed().as_secs_f64().max(1e-9);
     Ok(run.journal.record(scenario, &run.posed, (end, speed)))
-}
-
-/// Refuses what is not simulated.
-fn can_be(scenario: &Scenario, file: &JobFile) -> Result<(), String> {
-    let lab = "run it with --engine lab";
-    let lines = scenario
-        .nodes
-        .iter()
-        .flat_map(|node| [&node.up, &node.down]);
-    let mut lines = lines.chain(scenario.pairs.iter().map(|pair| &pair.line));
-    if lines.any(|line| line.trace.is_some()) {
-        return Err(format!(
-            "lines that change over time are not simulated for jobs with stages: {lab}"
-        ));
-    }
-    let late = scenario.nodes.iter();
-    let mut late = late.filter(|node| node.start.is_none_or(|start| !start.is_zero()));
-    if let Some(node) = late.next() {
-        let name = &node.name;
-        return Err(format!(
-            "node {name} starts late, and nobody joins a simulated job with stages: {lab}"
-        ));
-    }
-    if matches!(
-        file.strategy.pipeline.recut,
-        Cutting::Absorb | Cutting::Restart
-    ) {
-        return Err(format!(
-            "recut = \"absorb\" and \"restart\" are not simulated: {lab}, or compare with sim.recovery = \"redistribute\""
-        ));
-    }
-    let is_known =
-        |action: &Action| matches!(action, Action::Kill(_) | Action::Stop(_) | Action::Leave(_));
-    match scenario.events.iter().all(|event| is_known(&event.action)) {
-        true => Ok(()),
-        false => Err(format!(
-            "of events, jobs with stages are simulated with kill, stop and leave: {lab}"
-        )),
-    }
 }
 
 fn nanos(seconds: f64) -> Nanos {
