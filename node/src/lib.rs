@@ -8,6 +8,7 @@ pub mod net;
 pub mod token;
 pub mod home;
 pub mod job;
+pub mod planning;
 pub mod control;
 pub mod cli;
 pub mod run;

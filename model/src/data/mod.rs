@@ -23,5 +23,5 @@ pub use dataset::{Batch, Dataset, Normalisation};
 pub use error::DataError;
 pub use file::MAX_DATA_BYTES;
 pub use sampler::Sampler;
-pub use source::{Splits, load};
+pub use source::{Splits, known_shape, load};
 pub use split::{SplitError, shard_rows};

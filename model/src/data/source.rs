@@ -71,6 +71,24 @@ pub fn load(config: &DataConfig, private: &BTreeMap<String, PathBuf>) -> Result<
     })
 }
 
+/// Shape of a sample and number of classes, where the source and the job fix both: nothing is read.
+pub fn known_shape(config: &DataConfig) -> Option<([i64; 3], i64)> {
+    let framed = |channels: i64, side: i64, n_classes: i64| {
+        let [height, width] = config.size.map_or([side; 2], |size| size.map(i64::from));
+        Some(([channels, height, width], n_classes))
+    };
+    match config.source {
+        Source::Digits | Source::Mnist | Source::FashionMnist => framed(1, 28, 10),
+        Source::Cifar10 => framed(3, 32, 10),
+        Source::Cifar100 => framed(3, 32, 100),
+        Source::Text if config.tokenizer.is_none() => {
+            let context = config.context?;
+            Some(([1, 1, i64::from(context)], 256))
+        }
+        Source::Idx | Source::Npy | Source::Images | Source::Text => None,
+    }
+}
+
 /// What errors call the data.
 fn shown(config: &DataConfig) -> PathBuf {
     let place = config.path.clone();

@@ -2,15 +2,15 @@
 //! lost it move (Asteroid: Ye et al., MobiCom 2024, "layer-wise lightweight re-planning").
 //!
 //! If the device had peers in its group, its samples are theirs now; if it was alone, its blocks go to its neighbours; or one
-//! that stands by takes its place. Then the blocks of the stages around are cut anew, as few of them as come close to what
-//! cutting all anew would bring. What moves is little, and finding it takes milliseconds; the full planner can follow in the
-//! background.
+//! that stands by takes its place, or, where that is much better, one of another group. Then the blocks of the stages around are cut
+//! anew, as few of them as come close to what cutting all anew would bring, and borders near them are moved on in small steps priced
+//! by the schedule. What moves is little, and finding it takes milliseconds; the full planner can follow in the background.
 
 use std::ops::Range;
 
 use super::costs::Costs;
 use super::group::{Group, allocate, raw};
-use super::hybrid::{Hybrid, Stage, hybrid, layout, price, promised};
+use super::hybrid::{Hybrid, Stage, build, deeper, hybrid, layout, moved, price, promised};
 use super::problem::Problem;
 use super::search::judged;
 use super::steps::{Tail, reduce_and_update, transfer};
@@ -19,8 +19,13 @@ use super::work::{Data, PlanError};
 /// More stages around the lost device are cut anew where that makes the step shorter by more than this share.
 const WIDER: f64 = 0.03;
 
-/// Most devices standing by that are tried in the place of the lost one.
+/// Most devices standing by, and most of other groups, that are tried in the place of the lost one.
 const MOST_TRIED: usize = 4;
+
+/// Stages on either side of those cut anew whose borders are moved on, the most steps, and the least gain of each.
+const NEAR: usize = 2;
+const MOST_STEPS: usize = 8;
+const STEP_GAIN: f64 = 0.01;
 
 /// Most tails kept for each border.
 const FRONT: usize = 3;
@@ -44,19 +49,47 @@ pub fn replan(problem: &Problem, groups: &[Group], lost: usize) -> Result<Hybrid
     else {
         return Ok(promised(&costs, groups.to_vec()));
     };
-    let mut best: Option<(f64, Vec<Group>)> = None;
-    for (stages, around) in alternatives(&costs, &stages, position, lost) {
-        if let Some(groups) = cut_anew(&costs, &stages, around, groups) {
+    let mut best: Option<(f64, Vec<Group>, Range<usize>)> = None;
+    let others = moved_in(&costs, &stages, position, lost);
+    let alternatives = alternatives(&costs, &stages, position, lost).into_iter();
+    // One that leaves its group for another fetches a whole stage: it must be worth it.
+    let all = alternatives.map(|way| (way, 1.0));
+    for ((stages, around), most) in all.chain(others.into_iter().map(|way| (way, 1.0 - WIDER))) {
+        if let Some(groups) = cut_anew(&costs, &stages, around.clone(), groups) {
             let seconds = judged(&costs, &groups);
-            if seconds.is_finite() && best.as_ref().is_none_or(|(least, _)| seconds < *least) {
-                best = Some((seconds, groups));
+            let least = best.as_ref().map_or(f64::INFINITY, |(least, ..)| *least);
+            if seconds.is_finite() && seconds < most * least {
+                best = Some((seconds, groups, around));
             }
         }
     }
     match best {
-        Some((_, groups)) => Ok(promised(&costs, groups)),
+        Some((_, groups, around)) => {
+            let near = moved_on(&costs, groups, &around);
+            let deep = deeper(&costs, vec![near.clone()]);
+            Ok(promised(&costs, deep.unwrap_or(near)))
+        }
         None => anew(problem, lost),
     }
+}
+
+/// Borders around these stages moved block by block, as long as the step becomes shorter by enough.
+fn moved_on(costs: &Costs<'_>, groups: Vec<Group>, around: &Range<usize>) -> Vec<Group> {
+    let first = around.start.saturating_sub(NEAR) + 1;
+    let end = (around.end + NEAR).min(groups.len());
+    let mut best = (judged(costs, &groups), groups);
+    for _ in 0..MOST_STEPS {
+        let stages = layout(&best.1);
+        let steps = (first..end).flat_map(|border| [1, -1].map(|by| moved(&stages, border, by)));
+        let built = steps.flatten();
+        let built = built.filter_map(|stages| build(costs, &stages, &best.1));
+        let judged = built.map(|groups| (judged(costs, &groups), groups));
+        match judged.min_by(|a, b| a.0.total_cmp(&b.0)) {
+            Some(found) if found.0 < best.0 * (1.0 - STEP_GAIN) => best = found,
+            _ => break,
+        }
+    }
+    best.1
 }
 
 /// Nothing near fits: everything anew, with the numbers that devices had.
@@ -139,6 +172,36 @@ fn alternatives(
         all.push((without, around));
     }
     all
+}
+
+/// Devices of other groups, the fastest first, each in the place of the lost one.
+fn moved_in(
+    costs: &Costs<'_>,
+    stages: &[Stage],
+    position: usize,
+    lost: usize,
+) -> Vec<(Vec<Stage>, Range<usize>)> {
+    let seconds = |device: usize| {
+        let [forward, backward, _] =
+            costs.seconds(device, &stages[position].blocks, costs.work.micro_batch);
+        forward + backward
+    };
+    let shared = stages.iter().enumerate();
+    let shared = shared.filter(|(number, stage)| *number != position && stage.devices.len() > 1);
+    let mut movers: Vec<(usize, usize)> = shared
+        .flat_map(|(number, stage)| stage.devices.iter().map(move |device| (number, *device)))
+        .collect();
+    movers.sort_by(|a, b| seconds(a.1).total_cmp(&seconds(b.1)));
+    let way = |(from, device): (usize, usize)| {
+        let mut with = stages.to_vec();
+        with[from].devices.retain(|other| *other != device);
+        let place = &mut with[position].devices;
+        place.retain(|other| *other != lost);
+        place.push(device);
+        place.sort_unstable();
+        (with, position..position + 1)
+    };
+    movers.into_iter().take(MOST_TRIED).map(way).collect()
 }
 
 /// The stages `around`, and so many more on either side as pay, cut anew. None if nothing fits.
@@ -382,6 +445,40 @@ mod tests {
     }
 
     #[test]
+    fn one_of_a_group_takes_the_place_of_a_device_whose_blocks_are_dear_to_share() {
+        // Three share a block that is hard to compute, the fourth has one whose gradient is dear to add up.
+        let (devices, mut links) = even(4);
+        links.rate = vec![vec![100.0; 4]; 4];
+        let mut work = Work {
+            micro_batch: 6,
+            ..work(&[3.0, 1.0], 8)
+        };
+        work.profile.blocks[1].parameter_bytes = 100_000;
+        let problem = Problem {
+            data: Data::Everywhere,
+            least_samples: 1,
+            work,
+            devices,
+            links,
+        };
+        let group = |blocks, shares: &[usize]| Group {
+            blocks,
+            shares: shares
+                .iter()
+                .map(|device| Share {
+                    device: *device,
+                    samples: 6 / shares.len(),
+                })
+                .collect(),
+            in_flight: 1,
+        };
+        let groups = [group(0..1, &[0, 1, 2]), group(1..2, &[3])];
+        let plan = replan(&problem, &groups, 3).unwrap();
+        let hosts: Vec<usize> = plan.groups.iter().map(|group| group.shares.len()).collect();
+        assert_eq!(hosts, [2, 1], "{:?}", plan.groups);
+    }
+
+    #[test]
     fn little_moves_and_throughput_is_that_of_planning_anew() {
         let (mut ratios, mut light, mut full) = (Vec::new(), 0u64, 0u64);
         for seed in 0..24 {
@@ -405,7 +502,10 @@ mod tests {
         }
         ratios.sort_by(f64::total_cmp);
         let (low, median) = (ratios[ratios.len() / 10], ratios[ratios.len() / 2]);
-        assert!(ratios.len() > 40 && median > 0.9 && low > 0.7, "{ratios:?}");
+        assert!(
+            ratios.len() > 40 && median > 0.95 && low > 0.8,
+            "{ratios:?}"
+        );
         assert!(light < full, "{light} {full}");
     }
 }

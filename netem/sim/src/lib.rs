@@ -4,10 +4,12 @@
 //! [`skein_netem::link`]. One thread, one queue of events, every draw from the seed: a run repeats to the byte, and its hash says
 //! so. After every event `checks` looks for what must never happen; what it finds comes with the command that replays it.
 //!
-//! Modules in reading order, lowest first. `queue`, `stream` and `transport`, and `learner` are the parts of a simulated device, `peer` drives them as the node does, `world` is the
-//! run, with its `devices`, their `faults`, and the `recording` of it.
+//! Modules in reading order, lowest first. `queue`, `line`, `stream` and `transport`, and `learner` are the parts of a simulated device, `peer` drives them as the node does, `world` is the
+//! run, with its `devices`, their `faults`, and the `recording` of it. Jobs with stages are `staged`: planned as nodes plan, and priced by the
+//! planner's schedule; nothing is trained there.
 
 mod queue;
+mod line;
 mod stream;
 mod transport;
 mod learner;
@@ -18,9 +20,11 @@ mod world;
 mod devices;
 mod faults;
 mod recording;
+mod staged;
 
 use skein_netem::record::{Progress, Record};
-use skein_netem::scenario::Scenario;
+use skein_netem::scenario::{Program, Scenario};
+use skein_node::job::JobFile;
 
 /// Why a scenario was not simulated to its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -63,7 +67,46 @@ pub enum SimError {
 /// # Errors
 /// [`SimError`].
 pub fn run(scenario: &Scenario, progress: Progress<'_>) -> Result<Record, SimError> {
-    world::World::new(scenario)?.run(progress)
+    match job(scenario)? {
+        Some(file) if file.strategy.kind.has_stages() => {
+            only_peers(scenario)?;
+            let record = staged::run(scenario, file, progress);
+            record.map_err(|reason| SimError::Job { reason })
+        }
+        _ => world::World::new(scenario)?.run(progress),
+    }
+}
+
+/// What the blocks of the scenario's model cost on one core of this machine, measured, as a file for its `sim.profile`.
+///
+/// # Errors
+/// [`SimError`]: no job; a model that is not cut into blocks.
+pub fn profile(scenario: &Scenario) -> Result<String, SimError> {
+    let file = job(scenario)?.ok_or(SimError::NoJob)?;
+    staged::measure(&file).map_err(|reason| SimError::Job { reason })
+}
+
+/// The scenario's job, as every peer would read it.
+fn job(scenario: &Scenario) -> Result<Option<JobFile>, SimError> {
+    let Some(text) = &scenario.job else {
+        return Ok(None);
+    };
+    let read = JobFile::parse(text).map_err(|error| SimError::Job {
+        reason: error.to_string(),
+    })?;
+    Ok(Some(read))
+}
+
+/// Refuses nodes that run something else.
+fn only_peers(scenario: &Scenario) -> Result<(), SimError> {
+    let mut nodes = scenario.nodes.iter();
+    let other = nodes.find(|node| matches!(node.program, Program::Command(_)));
+    match other {
+        Some(node) => Err(SimError::Program {
+            node: node.name.clone(),
+        }),
+        None => Ok(()),
+    }
 }
 
 /// Whether the scenario's job is one, as every peer would read it.
@@ -71,13 +114,7 @@ pub fn run(scenario: &Scenario, progress: Progress<'_>) -> Result<Record, SimErr
 /// # Errors
 /// [`SimError::Job`], with the fix.
 pub fn check_job(scenario: &Scenario) -> Result<(), SimError> {
-    let Some(text) = &scenario.job else {
-        return Ok(());
-    };
-    let read = skein_node::job::JobFile::parse(text);
-    read.map(drop).map_err(|error| SimError::Job {
-        reason: error.to_string(),
-    })
+    job(scenario).map(drop)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use super::stream::LANE_BOUNDS;
 use super::transport::{Delivery, Transport};
 use skein_netem::link::{Fabric, Nanos, NodeIndex, Profile, Trace, sub_seed};
 use skein_netem::record::{Mark, Metric, Progress, Record, Traffic, Usage};
-use skein_netem::scenario::{Problem, Program, Scenario};
+use skein_netem::scenario::{Problem, Scenario};
 
 pub(super) const SECOND: Nanos = 1_000_000_000;
 
@@ -57,18 +57,13 @@ pub(super) struct World<'a> {
 
 impl<'a> World<'a> {
     pub(super) fn new(scenario: &'a Scenario) -> Result<Self, SimError> {
-        for node in &scenario.nodes {
-            if matches!(node.program, Program::Command(_)) {
-                let node = node.name.clone();
-                return Err(SimError::Program { node });
-            }
-        }
+        super::only_peers(scenario)?;
         let text = scenario.job.as_ref().ok_or(SimError::NoJob)?;
         let fault = |reason: String| SimError::Job { reason };
         let mut file = JobFile::parse(text).map_err(|error| fault(error.to_string()))?;
         if file.strategy.kind != skein_node::job::strategy::Kind::Exchange {
             return Err(fault(
-                "the simulator trains jobs that exchange updates: run a pipeline with --engine lab"
+                "the simulator does not choose a family: write strategy.kind = \"exchange\", \"pipeline\" or \"hybrid\""
                     .into(),
             ));
         }
@@ -434,7 +429,7 @@ impl<'a> World<'a> {
     }
 }
 
-fn peer_id(seed: u64, rank: usize) -> PeerId {
+pub(super) fn peer_id(seed: u64, rank: usize) -> PeerId {
     let mut name = seed.to_le_bytes().to_vec();
     name.extend((rank as u64).to_le_bytes());
     PeerId(Digest::of(&name).0)

@@ -27,7 +27,7 @@ pub use measure::{Against, Measure, MeasureFault, Named, Quantity, Statistic};
 pub use nodes::MAX_NODES;
 pub use plan::{
     Action, Comparison, Condition, End, Event, Expectation, Line, Node, Pair, Problem, Program,
-    Scenario, Sim, When,
+    Recovery, Scenario, Sim, When,
 };
 pub use units::rate_text;
 

@@ -305,6 +305,20 @@ pub struct Sim {
     pub us_per_sent: f64,
     /// Microseconds to apply a packet that arrived, on one whole core.
     pub us_per_applied: f64,
+    /// What the blocks of a model that is cut into stages cost, from the scenario's folder; measured if there is none.
+    pub profile: Option<PathBuf>,
+    /// What follows on the loss of a stage's host.
+    pub recovery: Recovery,
+}
+
+/// What follows on the loss of a stage's host in the simulator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recovery {
+    /// What nodes do: a plan near the last one, and what is missing is fetched.
+    #[default]
+    Replay,
+    /// All is collected by one peer, planned anew and sent out again (Asteroid's comparison).
+    Redistribute,
 }
 
 /// What a simulated peer trains.
@@ -329,6 +343,8 @@ impl Default for Sim {
             us_per_packet: 0.0,
             us_per_sent: 0.0,
             us_per_applied: 0.0,
+            profile: None,
+            recovery: Recovery::default(),
         }
     }
 }

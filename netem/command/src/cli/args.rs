@@ -34,6 +34,15 @@ pub(super) enum Command {
     Run(RunArgs),
     /// Run several scenarios or variants in turn, A B A B, and print min, median, max and ratios
     Compare(CompareArgs),
+    /// Measure what the blocks of a scenario's model cost on one core of this machine, for `sim.profile`
+    Profile {
+        /// The scenario, of which the first variant counts
+        #[command(flatten)]
+        file: FileArgs,
+        /// Where to write it. Default: standard output
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
     /// Make the reports again from the records of a folder that `run` or `compare` wrote
     Report {
         /// The folder

@@ -30,6 +30,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Show(file) => show(&file),
         Command::Run(args) => campaign::run(&args),
         Command::Compare(args) => campaign::compare(&args),
+        Command::Profile { file, out } => profile(&file, out.as_deref()),
         Command::Report { dir } => again(&dir),
     };
     match done {
@@ -109,6 +110,18 @@ fn show(file: &FileArgs) -> anyhow::Result<bool> {
     let scenarios = scenarios(file, None)?;
     let drawings = scenarios.iter().map(report::topology);
     print(&drawings.collect::<Vec<_>>().join("\n\n"))?;
+    Ok(true)
+}
+
+fn profile(file: &FileArgs, out: Option<&Path>) -> anyhow::Result<bool> {
+    let scenarios = scenarios(file, None)?;
+    let scenario = scenarios.first().context("the file has no variants")?;
+    let text = skein_netem_sim::profile(scenario)?;
+    match out {
+        Some(out) => std::fs::write(out, text)
+            .with_context(|| format!("cannot write the profile to {}", out.display()))?,
+        None => print(&text)?,
+    }
     Ok(true)
 }
 

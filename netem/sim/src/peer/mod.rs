@@ -16,7 +16,6 @@ mod training;
 
 use std::sync::Arc;
 
-use serde_json::Value;
 use skein_gossip::agreement::{Agreement, Input};
 use skein_gossip::batching::power::Power;
 use skein_gossip::exchange::Exchange;
@@ -30,6 +29,7 @@ use skein_node::job::JobFile;
 use skein_node::run::journal::Entry;
 
 use super::learner::{Learner, State};
+use crate::line::line;
 use crate::stream::Lane;
 use ending::Judged;
 use fetching::{Answer, Ask, Fetching};
@@ -391,18 +391,7 @@ impl Peer {
     }
 
     pub(super) fn write(&mut self, now: Nanos, entry: &Entry<'_>) {
-        let Ok(Value::Object(mut fields)) = serde_json::to_value(entry) else {
-            return;
-        };
-        let event = match fields.remove("event") {
-            Some(Value::String(event)) => event,
-            _ => String::new(),
-        };
-        self.metrics.push(Metric {
-            t: now as f64 / 1e9,
-            event,
-            fields,
-        });
+        self.metrics.extend(line(now, entry));
     }
 }
 

@@ -7,7 +7,7 @@ use super::conditions::{end, expectations};
 use super::error::{ScenarioError, Wrong};
 use super::events::{Stage, events};
 use super::nodes::{nodes, pairs};
-use super::plan::{Problem, Program, Scenario, Sim};
+use super::plan::{Problem, Program, Recovery, Scenario, Sim};
 use super::section::Section;
 use super::traces::Traces;
 use super::tree::{self, Item, Place, Source, Table, Value, leaves, put};
@@ -382,6 +382,15 @@ fn sim(root: &Section<'_>) -> Result<Sim, Wrong> {
     sim.us_per_packet = cost("us_per_packet", sim.us_per_packet)?;
     sim.us_per_sent = cost("us_per_sent", sim.us_per_sent)?;
     sim.us_per_applied = cost("us_per_applied", sim.us_per_applied)?;
+    sim.profile = section.text("profile")?.map(PathBuf::from);
+    sim.recovery = match section.text("recovery")? {
+        None | Some("replay") => Recovery::Replay,
+        Some("redistribute") => Recovery::Redistribute,
+        Some(_) => {
+            let fix = "write \"replay\" or \"redistribute\"";
+            return Err(section.wrong("recovery", "is not a choice", fix));
+        }
+    };
     if let Some(item) = section.raw("problem") {
         sim.problem = match &item.value {
             Value::Text(text) if text == "job" => Problem::Job,

@@ -220,12 +220,15 @@ impl Pipeline {
         }
     }
 
-    /// What the flow through a host's place takes from it, with at most `in_flight` micro-batches between forward and backward; a
-    /// look takes `looks` micro-batches.
+    /// What the flow through a host's place takes from it; a look takes `looks` micro-batches. `in_flight` is the plan's word on
+    /// micro-batches between forward and backward, [`u32::MAX`] where it has none; only 1F1B goes deeper than its rule for it.
     pub fn shape(&self, place: &Place, in_flight: u32, looks: u32) -> flow::Shape {
         let (stage, n_stages) = (place.stage, place.n_stages);
         let depth = match self.schedule {
-            Schedule::OneForwardOneBackward => flow::depth(stage, n_stages, self.n_micro()),
+            Schedule::OneForwardOneBackward if in_flight == u32::MAX => {
+                flow::depth(stage, n_stages, self.n_micro())
+            }
+            Schedule::OneForwardOneBackward => self.n_micro(),
             Schedule::Gpipe => self.n_micro(),
             Schedule::Asynchronous => {
                 flow::asynchronous_depth(stage, n_stages, self.hides_transfers())
@@ -288,6 +291,11 @@ mod tests {
             pipeline.shape(&place(0), 2, 0).depth,
             2,
             "memory asks for fewer"
+        );
+        let planned = |in_flight| Pipeline::default().shape(&place(1), in_flight, 0).depth;
+        assert_eq!(
+            [planned(u32::MAX), planned(2), planned(6), planned(99)],
+            [3, 2, 6, 8]
         );
         let is_exact = |pipeline: Pipeline, rows| pipeline.agreement((4, rows), 1, None).is_exact;
         assert!(pipeline.shape(&place(0), 9, 0).asynchronous && !is_exact(pipeline, 0));

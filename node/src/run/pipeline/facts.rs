@@ -6,17 +6,15 @@ use skein_gossip::pipeline::message::DataShape;
 use skein_model::config::{ModelConfig, OptimiserConfig};
 use skein_model::data::{Normalisation, Splits};
 use skein_model::model::Layout;
-use skein_model::plan::{self, Stashing, Work};
+use skein_model::plan::{self, Work};
 use skein_model::stage::{BlockLayout, Depth, Stage, Stashed, block_layouts, boundary_shapes};
 
 use crate::job::JobFile;
 use crate::job::strategy::{Kind, Pipeline};
+use crate::planning;
 
 /// Most held-out samples per micro-batch of a look.
 const LOOK_SAMPLES: u32 = 64;
-
-/// Lines of each block that are held at once: the newest safe one, the one before it, and one under way.
-const LINES: u64 = 3;
 
 /// See the module's header.
 #[derive(Clone, Debug)]
@@ -118,25 +116,8 @@ impl Facts {
 
     /// What is planned: a step of this job with blocks that take what `profile` says, with sizes as they travel and the copies of
     /// neighbours.
-    pub(super) fn work(&self, mut profile: plan::Profile) -> Work {
-        let pipeline = &self.pipeline;
-        let copies = LINES * u64::from(1 + pipeline.copies);
-        for (block, layout) in profile.blocks.iter_mut().zip(&self.blocks) {
-            block.output_bytes = pipeline.values.wire_bytes(block.output_bytes);
-            block.copies_bytes = copies * layout.encoded_len() as u64;
-        }
-        Work {
-            profile,
-            micro_batch: pipeline.samples(self.batch, 0) as usize,
-            n_micro: pipeline.n_micro() as usize,
-            recompute: pipeline.recompute,
-            hides_transfers: pipeline.hides_transfers(),
-            stashing: match (pipeline.is_asynchronous(), pipeline.syncs_versions()) {
-                (false, _) => Stashing::None,
-                (true, false) => Stashing::Own,
-                (true, true) => Stashing::VerticalSync,
-            },
-        }
+    pub(super) fn work(&self, profile: plan::Profile) -> Work {
+        planning::work(&self.pipeline, self.batch, profile, &self.blocks)
     }
 
     /// Whether a step that is made again is the same: where the schedule is synchronous, and no gradients of groups are added up.

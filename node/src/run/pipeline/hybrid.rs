@@ -10,13 +10,13 @@ use std::time::Instant;
 use skein_gossip::ids::PeerId;
 use skein_gossip::pipeline::agreement::{Candidate, Planned};
 use skein_gossip::pipeline::message;
-use skein_gossip::pipeline::plan::{self as wire, Member, Plan, Stage};
-use skein_model::plan::{
-    self, Baseline, Data, Device, Group, PlanError, Prediction, Problem, Reduction, Share,
-};
+use skein_gossip::pipeline::plan::{self as wire, Plan, Stage};
+use skein_model::plan::{self, Data, Device, Group, PlanError, Prediction, Problem, Share};
 
 use super::facts::Facts;
 use super::{links, times};
+use crate::job::strategy::pipeline::Cut;
+use crate::planning;
 
 /// Bytes of a sample that may not leave its owner: no plan sends it.
 const NEVER_SENT: u64 = 1 << 40;
@@ -173,13 +173,10 @@ impl HybridPlanner {
 
     /// Looks for the best plan on a thread of its own.
     fn search(&self, posed: Vec<Posed>, crew: Crew) {
-        let (search, baseline) = (
-            Searching(Arc::clone(&self.found)),
-            self.facts.pipeline.cut.baseline(),
-        );
+        let (search, cut) = (Searching(Arc::clone(&self.found)), self.facts.pipeline.cut);
         let search = move || {
             let began = Instant::now();
-            let best = best(&posed, baseline);
+            let best = best(&posed, cut);
             let mut found = search.0.lock().unwrap_or_else(PoisonError::into_inner);
             found.rests_until = Some(Instant::now() + REST * began.elapsed());
             found.last = Some((crew, best));
@@ -267,14 +264,11 @@ impl Drop for Searching {
 }
 
 /// The best plan of all choices of whose data is used, or another planner's.
-fn best(posed: &[Posed], other: Option<Baseline>) -> Result<Plan, String> {
+fn best(posed: &[Posed], cut: Cut) -> Result<Plan, String> {
     let mut best: Option<(f64, Plan)> = None;
     let mut reason = String::new();
     for posed in posed {
-        let found = match other {
-            None => plan::hybrid(&posed.problem),
-            Some(other) => plan::baseline(&posed.problem, other),
-        };
+        let found = planning::in_groups(cut, &posed.problem);
         let found = found.and_then(|found| {
             Ok((
                 found.prediction.step_seconds,
@@ -295,29 +289,13 @@ fn best(posed: &[Posed], other: Option<Baseline>) -> Result<Plan, String> {
 
 /// A plan of peers.
 fn plan_of(posed: &Posed, groups: &[Group]) -> Result<Plan, PlanError> {
-    let ways = plan::reductions(&posed.problem, groups)?;
-    let member = |share: &Share| Member {
-        peer: posed.hosts[share.device],
-        samples: u32::try_from(share.samples).unwrap_or(u32::MAX),
-    };
-    let stage = |(group, way): (&Group, Option<Reduction>)| Stage {
-        in_flight: u32::try_from(group.in_flight).unwrap_or(u32::MAX),
-        members: group.shares.iter().map(member).collect(),
-        blocks: group.blocks.start as u16..group.blocks.end as u16,
-        reduction: match way {
-            Some(Reduction::Shards) => wire::Reduction::Shards,
-            Some(Reduction::Direct) | None => wire::Reduction::Direct,
-        },
-    };
-    Ok(Plan {
-        stages: groups.iter().zip(ways).map(stage).collect(),
-    })
+    planning::agreed(&posed.hosts, &posed.problem, groups)
 }
 
 /// The same with devices in the order of `hosts`; none where a host is not among them.
 fn groups(plan: &Plan, hosts: &[PeerId], rows: u32) -> Option<Vec<Group>> {
     let group = |stage: &Stage| {
-        let share = |member: &Member| {
+        let share = |member: &wire::Member| {
             Some(Share {
                 device: hosts.iter().position(|host| *host == member.peer)?,
                 samples: match stage.is_shared() {

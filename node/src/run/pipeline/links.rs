@@ -5,13 +5,12 @@ use skein_gossip::pipeline::links::{LinkRate, measured, towards};
 use skein_model::plan;
 
 use crate::control::LinkKnown;
+use crate::planning::HAND_OVER;
 
 /// Bytes per second that a link is reckoned with of which nothing is known: 100 Mbit/s.
 const ASSUMED_RATE: f64 = 12.5e6;
 /// Seconds of the way there that are assumed: of a wired LAN.
 const ASSUMED_WAY: f64 = 0.5e-3;
-/// Seconds of a message beside the link: the hand-over between two threads on each side.
-const HAND_OVER: f64 = 0.5e-3;
 
 /// One direction between two candidates.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -13,7 +13,7 @@ use super::facts::Facts;
 use super::hybrid::HybridPlanner;
 use super::{links, times};
 use crate::control::{Hex, Measured, PlanStatus, PlannedFellow, PlannedLink, PlannedStage};
-use crate::job::strategy::pipeline::Cut;
+use crate::planning;
 
 /// Most devices whose measurements are told, and most times of blocks of them all: an answer to the command line stays below a few
 /// megabytes.
@@ -98,26 +98,12 @@ impl CutPlanner {
 
     fn solve(&self, problem: &Problem<'_>) -> Result<(Vec<Placement>, Prediction), PlanError> {
         let Problem {
-            hosts,
             devices,
             links,
             work,
+            ..
         } = problem;
-        let order: Vec<usize> = (0..hosts.len().min(self.facts.blocks.len())).collect();
-        let placements = match self.facts.pipeline.cut {
-            Cut::Measured => {
-                let found = plan::search(work, devices, links)?;
-                return Ok((found.placements, found.prediction));
-            }
-            Cut::Equal => plan::equal(work, devices, links, &order)?,
-            Cut::Pipedream => plan::pipedream(work, devices, links, &order)?,
-            Cut::DataParallel | Cut::Gpipe | Cut::Dapple | Cut::Hetpipe => {
-                // Job files with these have stages with several hosts, which another planner plans.
-                return Err(PlanError::Overlapping);
-            }
-        };
-        let prediction = plan::predict(work, devices, links, &placements)?;
-        Ok((placements, prediction))
+        planning::in_a_row(self.facts.pipeline.cut, work, devices, links)
     }
 
     /// What `plan` promises these candidates: figures of hosts in the order of the plan.
