@@ -67,9 +67,9 @@ pub enum SimError {
 /// # Errors
 /// [`SimError`].
 pub fn run(scenario: &Scenario, progress: Progress<'_>) -> Result<Record, SimError> {
+    only_peers(scenario)?;
     match job(scenario)? {
         Some(file) if file.strategy.kind.has_stages() => {
-            only_peers(scenario)?;
             let record = staged::run(scenario, file, progress);
             record.map_err(|reason| SimError::Job { reason })
         }
