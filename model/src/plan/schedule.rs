@@ -2,6 +2,9 @@
 //!
 //! Where steps overlap, a step is what the full pipeline takes per micro-batch: the time of the slowest stage or link, or of the
 //! way there and back shared by those in flight.
+//!
+//! A device with several stages computes them as if each had it to itself: with one micro-batch per step, as over tiers, none of them can
+//! begin before the other has ended.
 
 use serde::{Deserialize, Serialize};
 
@@ -64,14 +67,18 @@ pub fn predict(
 /// Refuses groups that are not all blocks in order on devices that there are, each with samples of its own.
 pub(crate) fn check(costs: &Costs<'_>, groups: &[Group]) -> Result<(), PlanError> {
     let refuse = |device, what| Err(PlanError::Device { device, what });
-    let mut used = vec![false; costs.devices.len()];
+    // The last stage of each device so far: neighbouring ones it may host several of.
+    let mut last_of: Vec<Option<usize>> = vec![None; costs.devices.len()];
     let mut next = 0;
-    for group in groups {
+    for (number, group) in groups.iter().enumerate() {
         let mut samples = 0;
         for share in &group.shares {
-            match used.get_mut(share.device) {
-                Some(used) if !*used => *used = true,
-                _ => return refuse(share.device, "it is none of the devices, or has two stages"),
+            let Some(last) = last_of.get_mut(share.device) else {
+                return refuse(share.device, "it is none of the devices");
+            };
+            let before = last.replace(number);
+            if before.is_some_and(|before| before + 1 != number) {
+                return refuse(share.device, "its stages do not follow each other");
             }
             if share.samples == 0 {
                 return refuse(share.device, "it has no samples");

@@ -42,7 +42,7 @@ pub(super) async fn chosen(
 
 /// The best family that nodes run.
 fn runnable(choice: &Choice) -> Option<(Family, &Offer)> {
-    let runs = |family| !matches!(family, Family::Tiers | Family::Islands);
+    let runs = |family| family != Family::Islands;
     let mut ranked = choice
         .ranked
         .iter()
@@ -56,6 +56,7 @@ fn kind_of(family: Family, job: &JobFile) -> Kind {
     let is_even = job.train.batch.is_multiple_of(pipeline.n_micro());
     match family {
         Family::Exchange => Kind::Exchange,
+        Family::Tiers => Kind::Tiers,
         _ if is_even && !pipeline.is_asynchronous() => Kind::Hybrid,
         _ => Kind::Pipeline,
     }
@@ -78,9 +79,17 @@ fn with(text: &str, kind: Kind, replicas: u32) -> Result<String, String> {
         Kind::Exchange => "exchange",
         Kind::Pipeline => "pipeline",
         Kind::Hybrid | Kind::Auto => "hybrid",
+        Kind::Tiers => "tiers",
     };
     if let Some(strategy) = job.get_mut("strategy").and_then(toml::Value::as_table_mut) {
         strategy.insert("kind".into(), word.into());
+        let pipeline = strategy.get_mut("pipeline");
+        if let Some(pipeline) = pipeline.and_then(toml::Value::as_table_mut)
+            && kind == Kind::Tiers
+        {
+            // All samples of a step are computed at once.
+            pipeline.remove("micro_batches");
+        }
     }
     let batch = job
         .get_mut("train")
@@ -138,6 +147,10 @@ mod tests {
             (hybrid.strategy.kind, hybrid.train.batch),
             (Kind::Hybrid, 96)
         );
+        let in_micro = format!("{JOB}[strategy.pipeline]\nmicro_batches = 4\n");
+        let tiers = JobFile::parse(&with(&in_micro, Kind::Tiers, 1).unwrap()).unwrap();
+        assert_eq!((tiers.strategy.kind, tiers.train.batch), (Kind::Tiers, 96));
+        assert_eq!(tiers.strategy.pipeline.n_micro(), 1);
         let crowded = parsed(Kind::Exchange, 1000);
         assert_eq!(crowded.train.batch, 1);
     }

@@ -1,4 +1,5 @@
-//! Plans of stages with several hosts: the candidates as a [`Problem`], and [`skein_model::plan::hybrid`]'s groups as a plan of peers.
+//! Plans of stages with several hosts: the candidates as a [`Problem`], and [`skein_model::plan::hybrid`]'s groups as a plan of peers, or
+//! those of [`skein_model::plan::tiers`], with a source where raw samples are sent.
 //!
 //! The full planner may take longer than a beat may wait, so it runs on a thread of its own; what it found last is the answer, priced
 //! with the newest figures. After a loss [`skein_model::plan::replan`] finds a plan near the last one within milliseconds.
@@ -11,11 +12,12 @@ use skein_gossip::pipeline::agreement::{Candidate, Planned};
 use skein_gossip::pipeline::message;
 use skein_gossip::pipeline::plan::{self as wire, Member, Plan, Stage};
 use skein_model::plan::{
-    self, Baseline, Data, Device, Group, PlanError, Prediction, Problem, Reduction, Share,
+    self, Data, Device, Group, PlanError, Prediction, Problem, Reduction, Share,
 };
 
 use super::facts::Facts;
-use super::{links, times};
+use super::times::{self, pace};
+use super::{links, tiers};
 
 /// Bytes of a sample that may not leave its owner: no plan sends it.
 const NEVER_SENT: u64 = 1 << 40;
@@ -62,7 +64,7 @@ impl HybridPlanner {
     }
 
     /// The problems among which the best plan is looked for, so that raw samples stay where they are: where only some hold the data
-    /// these alone, or all of them behind one that holds it, the fastest ones in turn.
+    /// these alone, or all of them behind one that holds it, the fastest ones in turn. Over tiers that one may send them.
     fn posed(&self, candidates: &[Candidate]) -> Vec<Posed> {
         let able = able(candidates);
         let owners = able.iter().copied().filter(|candidate| candidate.has_data);
@@ -112,8 +114,17 @@ impl HybridPlanner {
             })
         };
         let devices = able.iter().map(device).collect::<Option<Vec<_>>>()?;
+        let mut devices = devices;
         let mut profile = self.measured.clone();
         profile.input_bytes = NEVER_SENT;
+        if self.facts.is_tiered {
+            for (device, tier) in devices.iter_mut().zip(tiers::standing(able)) {
+                device.tier = Some(tier);
+            }
+            if !self.facts.is_private {
+                profile.input_bytes = self.facts.data.sample_bytes.into();
+            }
+        }
         Some(Posed {
             hosts: able.iter().map(|candidate| candidate.peer).collect(),
             problem: Problem {
@@ -163,12 +174,9 @@ impl HybridPlanner {
 
     /// Looks for the best plan on a thread of its own.
     fn search(&self, posed: Vec<Posed>, crew: Crew) {
-        let (search, baseline) = (
-            Searching(Arc::clone(&self.found)),
-            self.facts.pipeline.cut.baseline(),
-        );
+        let (search, facts) = (Searching(Arc::clone(&self.found)), Arc::clone(&self.facts));
         let search = move || {
-            let best = best(&posed, baseline);
+            let best = best(&posed, &facts);
             let mut found = search.0.lock().unwrap_or_else(PoisonError::into_inner);
             found.last = Some((crew, best));
         };
@@ -182,7 +190,8 @@ impl HybridPlanner {
 
     /// A plan near `lost` without the one of its hosts that is gone. None where several are, or nothing near it will do.
     pub(super) fn replan(&self, lost: &Plan, candidates: &[Candidate]) -> Option<Planned> {
-        if self.facts.pipeline.cut.baseline().is_some() {
+        // Over tiers the planner is as quick.
+        if self.facts.pipeline.cut.baseline().is_some() || self.facts.is_tiered {
             return None;
         }
         let gone = |host: &PeerId| candidates.iter().all(|candidate| candidate.peer != *host);
@@ -198,7 +207,7 @@ impl HybridPlanner {
             let gone = posed.hosts.iter().position(|host| *host == gone)?;
             let groups = groups(lost, &posed.hosts, self.facts.rows)?;
             let near = plan::replan(&posed.problem, &groups, gone).ok()?;
-            plan_of(&posed, &near.groups).ok()
+            plan_of(&posed, &near.groups, false).ok()
         };
         let plans = self.posed(&with_gone).into_iter().filter_map(near);
         let priced = plans.filter_map(|plan| {
@@ -220,13 +229,25 @@ impl HybridPlanner {
             let mut able = able.iter();
             able.any(|candidate| candidate.peer == host && candidate.has_data)
         };
-        // Nobody sends raw samples then.
         if !plan.stages.first()?.hosts().all(has_data) {
             return None;
         }
-        let posed = self.pose(&able, Data::Everywhere)?;
+        let source = plan.stages.first().filter(|first| first.is_source());
+        let data = match source.and_then(Stage::lead) {
+            // Nobody sends raw samples then.
+            None => Data::Everywhere,
+            Some(source) => Data::At(able.iter().position(|own| own.peer == source)?),
+        };
+        let posed = self.pose(&able, data)?;
         let groups = groups(plan, &posed.hosts, self.facts.rows)?;
-        plan::price(&posed.problem, &groups).ok()
+        let mut prediction = plan::price(&posed.problem, &groups).ok()?;
+        if source.is_some() {
+            // It computes nothing, and what it sends its device does.
+            prediction.busy.insert(0, 0.0);
+            prediction.memory_bytes.insert(0, 0);
+            prediction.sent_bytes.insert(0, 0);
+        }
+        Some(prediction)
     }
 }
 
@@ -235,13 +256,6 @@ fn able(candidates: &[Candidate]) -> Vec<&Candidate> {
     let able = candidates.iter();
     able.filter(|candidate| candidate.profile.is_some())
         .collect()
-}
-
-/// What all blocks take a candidate, microseconds.
-fn pace(candidate: &Candidate) -> f32 {
-    let blocks = candidate.profile.iter().flat_map(|own| &own.blocks);
-    let all: f32 = blocks.map(|time| time.forward_us + time.backward_us).sum();
-    all * candidate.slowdown
 }
 
 /// While it is there a thread looks for the best plan.
@@ -255,19 +269,25 @@ impl Drop for Searching {
 }
 
 /// The best plan of all choices of whose data is used, or another planner's.
-fn best(posed: &[Posed], other: Option<Baseline>) -> Result<Plan, String> {
+fn best(posed: &[Posed], facts: &Facts) -> Result<Plan, String> {
+    let cut = facts.pipeline.cut;
     let mut best: Option<(f64, Plan)> = None;
     let mut reason = String::new();
     for posed in posed {
-        let found = match other {
-            None => plan::hybrid(&posed.problem),
-            Some(other) => plan::baseline(&posed.problem, other),
+        let found = match facts.is_tiered {
+            true => tiers::stages(&posed.problem, cut.tier_baseline(), facts.is_private),
+            false => {
+                let found = match cut.baseline() {
+                    None => plan::hybrid(&posed.problem),
+                    Some(other) => plan::baseline(&posed.problem, other),
+                };
+                let found = found.map_err(|error| error.to_string());
+                found.map(|found| (found.prediction.step_seconds, found.groups))
+            }
         };
-        let found = found.and_then(|found| {
-            Ok((
-                found.prediction.step_seconds,
-                plan_of(posed, &found.groups)?,
-            ))
+        let found = found.and_then(|(seconds, groups)| {
+            let plan = plan_of(posed, &groups, facts.is_tiered);
+            Ok((seconds, plan.map_err(|error| error.to_string())?))
         });
         match found {
             Ok((seconds, plan)) => {
@@ -275,14 +295,14 @@ fn best(posed: &[Posed], other: Option<Baseline>) -> Result<Plan, String> {
                     best = Some((seconds, plan));
                 }
             }
-            Err(error) => reason = error.to_string(),
+            Err(why) => reason = why,
         }
     }
     best.map(|(_, plan)| plan).ok_or(reason)
 }
 
-/// A plan of peers.
-fn plan_of(posed: &Posed, groups: &[Group]) -> Result<Plan, PlanError> {
+/// A plan of peers. Where raw samples are `sent`, the peer that has them is their source.
+fn plan_of(posed: &Posed, groups: &[Group], sent: bool) -> Result<Plan, PlanError> {
     let ways = plan::reductions(&posed.problem, groups)?;
     let member = |share: &Share| Member {
         peer: posed.hosts[share.device],
@@ -297,12 +317,20 @@ fn plan_of(posed: &Posed, groups: &[Group]) -> Result<Plan, PlanError> {
             Some(Reduction::Direct) | None => wire::Reduction::Direct,
         },
     };
+    let source = match posed.problem.data {
+        Data::At(source) if sent && tiers::sends_samples(&posed.problem, groups) => {
+            posed.hosts.get(source)
+        }
+        _ => None,
+    };
+    let source = source.map(|source| Stage::alone(*source, 0..0));
+    let stages = groups.iter().zip(ways).map(stage);
     Ok(Plan {
-        stages: groups.iter().zip(ways).map(stage).collect(),
+        stages: source.into_iter().chain(stages).collect(),
     })
 }
 
-/// The same with devices in the order of `hosts`; none where a host is not among them.
+/// The same with devices in the order of `hosts`, without a source; none where a host is not among them.
 fn groups(plan: &Plan, hosts: &[PeerId], rows: u32) -> Option<Vec<Group>> {
     let group = |stage: &Stage| {
         let share = |member: &Member| {
@@ -324,7 +352,8 @@ fn groups(plan: &Plan, hosts: &[PeerId], rows: u32) -> Option<Vec<Group>> {
             in_flight: stage.in_flight as usize,
         })
     };
-    plan.stages.iter().map(group).collect()
+    let stages = plan.stages.iter().filter(|stage| !stage.is_source());
+    stages.map(group).collect()
 }
 
 #[cfg(test)]
@@ -346,6 +375,7 @@ mod tests {
             mean: vec![0.0],
             std: vec![1.0],
             tokenizer: None,
+            sample_bytes: 16,
         };
         let facts = Arc::new(Facts::new(&JobFile::parse(text).unwrap(), &shape).unwrap());
         let block = plan::BlockProfile {
@@ -448,7 +478,7 @@ mod tests {
         let planned = found(&planner, &candidates);
         let near = planner.replan(&planned.plan, &candidates[1..]).unwrap();
         assert_eq!(near.plan.check(3, 8), Ok(()));
-        assert!(near.plan.stage_of(PeerId([1; 32])).is_none());
+        assert!(!near.plan.is_host(PeerId([1; 32])));
         assert!(near.step_us > planned.step_us);
         let two_gone = planner.replan(&planned.plan, &candidates[2..]);
         assert_eq!(two_gone, None, "too far from it");
