@@ -11,7 +11,7 @@ use super::{Command, Stop, Worker};
 
 /// What is under way in one view. Dropping it drops what was not sent.
 #[derive(Debug)]
-pub(super) struct Mail {
+pub(in crate::run::pipeline) struct Mail {
     outbox: Outbox,
     /// Told when frames were lost.
     pub(super) lost: mpsc::Receiver<()>,
