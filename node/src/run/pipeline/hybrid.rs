@@ -74,6 +74,10 @@ impl HybridPlanner {
         }
         let mut posed: Vec<Posed> = self.pose(&owners, Data::Everywhere).into_iter().collect();
         if owners.len() < able.len() {
+            // What others divide over tiers is for all of them.
+            if self.facts.pipeline.cut.tier_baseline().is_some() && self.facts.is_tiered {
+                posed.clear();
+            }
             let mut fastest: Vec<usize> = (0..able.len()).filter(|at| able[*at].has_data).collect();
             fastest.sort_by(|a, b| pace(able[*a]).total_cmp(&pace(able[*b])));
             fastest.truncate(MOST_OWNERS);
@@ -113,8 +117,7 @@ impl HybridPlanner {
                 ..Device::default()
             })
         };
-        let devices = able.iter().map(device).collect::<Option<Vec<_>>>()?;
-        let mut devices = devices;
+        let mut devices = able.iter().map(device).collect::<Option<Vec<_>>>()?;
         let mut profile = self.measured.clone();
         profile.input_bytes = NEVER_SENT;
         if self.facts.is_tiered {
@@ -366,7 +369,13 @@ mod tests {
     use crate::job::JobFile;
 
     fn planner() -> HybridPlanner {
-        let text = "[model]\nkind = 'mlp'\nhidden = [8, 8]\n[train]\nbatch = 64\n[stop]\nsteps = 5\n[strategy]\nkind = 'hybrid'\n";
+        planner_of("kind = 'hybrid'\n")
+    }
+
+    fn planner_of(strategy: &str) -> HybridPlanner {
+        let text = format!(
+            "[model]\nkind = 'mlp'\nhidden = [8, 8]\n[train]\nbatch = 64\n[stop]\nsteps = 5\n[strategy]\n{strategy}"
+        );
         let shape = DataShape {
             input: [1, 4, 4],
             classes: 10,
@@ -377,7 +386,7 @@ mod tests {
             tokenizer: None,
             sample_bytes: 16,
         };
-        let facts = Arc::new(Facts::new(&JobFile::parse(text).unwrap(), &shape).unwrap());
+        let facts = Arc::new(Facts::new(&JobFile::parse(&text).unwrap(), &shape).unwrap());
         let block = plan::BlockProfile {
             output_bytes: 40,
             parameter_bytes: 400,
@@ -453,6 +462,37 @@ mod tests {
         let first = &planned.plan.stages[0];
         assert_eq!(first.hosts().collect::<Vec<_>>(), [PeerId([2; 32])]);
         assert_eq!(planner.predict(&planned.plan, &candidates[..1]), None);
+    }
+
+    #[test]
+    fn over_tiers_one_that_has_the_data_is_the_source_for_all() {
+        let planner = planner_of("kind = 'tiers'\n[strategy.pipeline]\ncut = 'equal'\n");
+        let candidates = [(1, 1.0), (2, 4.0), (3, 16.0)];
+        let candidates = candidates.map(|(peer, ms)| candidate(peer, peer == 3, ms));
+        let planned = found(&planner, &candidates);
+        assert_eq!(planned.plan.check(3, 64), Ok(()));
+        let told = |stage: &Stage| {
+            let members = stage.members.iter();
+            let members = members.map(|member| (member.peer.0[0], member.samples));
+            (stage.blocks.clone(), members.collect::<Vec<_>>())
+        };
+        let stages: Vec<_> = planned.plan.stages.iter().map(told).collect();
+        // The device is 3, the edge 2, the cloud 1.
+        let expected = [
+            (0..0, vec![(3, 1)]),
+            (0..1, vec![(2, 21), (3, 21), (1, 22)]),
+            (1..2, vec![(2, 21), (1, 43)]),
+            (2..3, vec![(1, 64)]),
+        ];
+        assert_eq!(stages, expected);
+        let prediction = planner.predict(&planned.plan, &candidates).unwrap();
+        assert_eq!(prediction.busy.len(), 7, "one for each host of each stage");
+        assert!((prediction.step_seconds * 1e6 - planned.step_us).abs() < 1.0);
+        let private = planner_of("kind = 'tiers'\n[data]\nsource = 'npz'\nname = 'own'\n");
+        let planned = found(&private, &candidates);
+        let first: Vec<PeerId> = planned.plan.stages[0].hosts().collect();
+        assert_eq!(first, [PeerId([3; 32])], "{planned:?}");
+        assert!(!planned.plan.stages[0].is_source());
     }
 
     #[test]

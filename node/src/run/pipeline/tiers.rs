@@ -3,7 +3,7 @@
 
 use skein_gossip::pipeline::agreement::Candidate;
 use skein_gossip::pipeline::message;
-use skein_model::plan::{self, Data, Group, PlanError, Problem, Tier, TierBaseline};
+use skein_model::plan::{self, Data, Group, PlanError, Problem, Tier, TierBaseline, Tiered};
 
 use super::times;
 
@@ -11,6 +11,14 @@ use super::times;
 const CLOUD: f32 = 2.0;
 /// and at the edge if it takes at most so many times that; the paper's are some 1 : 3 : 17.
 const EDGE: f32 = 8.0;
+
+/// What every plan is at least as good as.
+const SIMPLE: [TierBaseline; 4] = [
+    TierBaseline::AllAt(Tier::Device),
+    TierBaseline::AllAt(Tier::Edge),
+    TierBaseline::AllAt(Tier::Cloud),
+    TierBaseline::JointDnn,
+];
 
 /// Where each of these stands: as its user says; else with the devices if it holds the data and others do not; else by its speed. Where
 /// nobody says anything and all come out alike, the slowest is a device, the fastest the cloud.
@@ -54,28 +62,39 @@ pub(super) fn stages(
     baseline: Option<TierBaseline>,
     private: bool,
 ) -> Result<(f64, Vec<Group>), String> {
-    let words = |error: PlanError| error.to_string();
     let tiers: Option<Vec<Tier>> = problem.devices.iter().map(|device| device.tier).collect();
     let tiers = tiers.ok_or("not every peer has a tier")?;
-    let plan = match baseline {
-        None => plan::tiers(problem, &tiers, private),
+    let words = |error: PlanError| error.to_string();
+    let priced = |plan: Result<Tiered, PlanError>| {
+        let groups = plan::tier_stages(problem, &tiers, false, &plan.map_err(words)?);
+        let groups = groups.map_err(words)?;
+        if private && sends_samples(problem, &groups) {
+            return Err("it would send private samples away from the peer that has them".into());
+        }
+        let seconds = plan::price(problem, &groups).map_err(words)?.step_seconds;
+        Ok((seconds, groups))
+    };
+    match baseline {
+        // The paper's cost is not the schedule's, by which simple plans may be as good.
+        None => {
+            let simple = SIMPLE.map(|simple| plan::tier_baseline(problem, &tiers, simple));
+            let all = [plan::tiers(problem, &tiers, private)].into_iter();
+            let all: Vec<_> = all.chain(simple).map(priced).collect();
+            let best = all.iter().filter_map(|found| found.as_ref().ok());
+            let best = best.min_by(|a, b| a.0.total_cmp(&b.0)).cloned();
+            let first = all.into_iter().next();
+            best.map_or_else(|| first.unwrap_or_else(|| Err("no plan".into())), Ok)
+        }
         Some(TierBaseline::Jalad) => {
             // It counts bytes of f32, and these are of int8 already.
             let mut unpacked = problem.clone();
             for block in &mut unpacked.work.profile.blocks {
                 block.output_bytes = block.output_bytes.saturating_mul(4);
             }
-            plan::tier_baseline(&unpacked, &tiers, TierBaseline::Jalad)
+            priced(plan::tier_baseline(&unpacked, &tiers, TierBaseline::Jalad))
         }
-        Some(other) => plan::tier_baseline(problem, &tiers, other),
-    };
-    let plan = plan.map_err(words)?;
-    let groups = plan::tier_stages(problem, &tiers, false, &plan).map_err(words)?;
-    if private && sends_samples(problem, &groups) {
-        return Err("this plan would send private samples away from the peer that has them".into());
+        Some(other) => priced(plan::tier_baseline(problem, &tiers, other)),
     }
-    let seconds = plan::price(problem, &groups).map_err(words)?.step_seconds;
-    Ok((seconds, groups))
 }
 
 /// Whether raw samples go from the peer that has them to another.
@@ -138,5 +157,92 @@ mod tests {
         let mixed = stands(&[(1.0, true, Some(Said::Edge)), (1.0, true, Some(Said::Edge))]);
         assert_eq!(mixed, [Tier::Edge, Tier::Edge]);
         assert_eq!(stands(&[(1.0, true, None)]), [Tier::Cloud]);
+    }
+
+    /// A device, an edge and a cloud with 1, 4 and 16 times its speed; the device has the data.
+    fn three(wan: f64) -> Problem {
+        let block = plan::BlockProfile {
+            forward: plan::Time::measured([(1, 0.001), (32, 0.032)]),
+            backward: plan::Time::measured([(1, 0.002), (32, 0.064)]),
+            output_bytes: 4096,
+            parameter_bytes: 20_000,
+            ..plan::BlockProfile::default()
+        };
+        let device = |(capacity, tier)| plan::Device {
+            capacity,
+            tier: Some(tier),
+            ..plan::Device::default()
+        };
+        let lan = 6e6;
+        Problem {
+            data: Data::At(0),
+            least_samples: 1,
+            work: plan::Work {
+                profile: plan::Profile {
+                    input_bytes: 1024,
+                    blocks: vec![block; 4],
+                },
+                micro_batch: 32,
+                n_micro: 1,
+                recompute: false,
+                hides_transfers: true,
+                stashing: plan::Stashing::None,
+            },
+            devices: [(16.0, Tier::Device), (4.0, Tier::Edge), (1.0, Tier::Cloud)]
+                .map(device)
+                .to_vec(),
+            links: plan::Links {
+                rate: vec![
+                    vec![0.0, lan, wan],
+                    vec![lan, 0.0, wan],
+                    vec![wan, wan, 0.0],
+                ],
+                latency: Vec::new(),
+                shared: false,
+            },
+        }
+    }
+
+    #[test]
+    fn no_plan_is_slower_than_those_it_is_compared_with() {
+        let mut used = Vec::new();
+        for wan in [1e3, 1e4, 1e5, 1e6, 1e7] {
+            let problem = three(wan);
+            let (own, groups) = stages(&problem, None, false).unwrap();
+            let all = SIMPLE.into_iter().chain([TierBaseline::Equal]);
+            for baseline in all {
+                let (seconds, _) = stages(&problem, Some(baseline), false).unwrap();
+                assert!(
+                    own <= seconds * 1.000001,
+                    "{wan} {baseline:?}: {own} {seconds}"
+                );
+            }
+            stages(&problem, Some(TierBaseline::Jalad), false).unwrap();
+            used.push(
+                groups
+                    .iter()
+                    .flat_map(Group::devices)
+                    .any(|device| device == 2),
+            );
+        }
+        assert!(
+            !used[0] && used[4],
+            "the cloud is of use where it can be reached: {used:?}"
+        );
+    }
+
+    #[test]
+    fn private_samples_are_sent_by_no_plan() {
+        let problem = three(1e7);
+        let (open, groups) = stages(&problem, None, false).unwrap();
+        assert!(sends_samples(&problem, &groups));
+        let (private, groups) = stages(&problem, None, true).unwrap();
+        assert!(!sends_samples(&problem, &groups) && private > open);
+        let all_cloud = Some(TierBaseline::AllAt(Tier::Cloud));
+        assert!(
+            stages(&problem, all_cloud, true)
+                .unwrap_err()
+                .contains("private")
+        );
     }
 }
