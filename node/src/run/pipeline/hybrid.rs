@@ -488,7 +488,7 @@ mod tests {
         let prediction = planner.predict(&planned.plan, &candidates).unwrap();
         assert_eq!(prediction.busy.len(), 7, "one for each host of each stage");
         assert!((prediction.step_seconds * 1e6 - planned.step_us).abs() < 1.0);
-        let private = planner_of("kind = 'tiers'\n[data]\nsource = 'npz'\nname = 'own'\n");
+        let private = planner_of("kind = 'tiers'\n[data]\nsource = 'npy'\nname = 'own'\n");
         let planned = found(&private, &candidates);
         let first: Vec<PeerId> = planned.plan.stages[0].hosts().collect();
         assert_eq!(first, [PeerId([3; 32])], "{planned:?}");
