@@ -27,8 +27,8 @@ fn tiers(stop: &'static str, peers: u32, cut: &str) -> String {
 fn started(more: &[&str]) -> Cluster {
     let mut cluster = Cluster::empty();
     for (tier, more) in [("device", &[][..]), ("edge", more), ("cloud", more)] {
-        let words = ["--tier", tier].iter().chain(more);
-        cluster.add_with(&words.copied().collect::<Vec<_>>());
+        let words = [&["--tier", tier], more].concat();
+        cluster.add_with(&words);
     }
     cluster.connected();
     cluster

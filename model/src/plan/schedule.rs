@@ -67,7 +67,7 @@ pub fn predict(
 /// Refuses groups that are not all blocks in order on devices that there are, each with samples of its own.
 pub(crate) fn check(costs: &Costs<'_>, groups: &[Group]) -> Result<(), PlanError> {
     let refuse = |device, what| Err(PlanError::Device { device, what });
-    // The last stage of each device so far: neighbouring ones it may host several of.
+    // The last stage of each device so far: it may host several that follow each other, where micro-batches do not.
     let mut last_of: Vec<Option<usize>> = vec![None; costs.devices.len()];
     let mut next = 0;
     for (number, group) in groups.iter().enumerate() {
@@ -77,8 +77,11 @@ pub(crate) fn check(costs: &Costs<'_>, groups: &[Group]) -> Result<(), PlanError
                 return refuse(share.device, "it is none of the devices");
             };
             let before = last.replace(number);
-            if before.is_some_and(|before| before + 1 != number) {
-                return refuse(share.device, "its stages do not follow each other");
+            let may = |before: usize| before + 1 == number && costs.work.n_micro == 1;
+            if before.is_some_and(|before| !may(before)) {
+                let what =
+                    "its stages do not follow each other, or a step has several micro-batches";
+                return refuse(share.device, what);
             }
             if share.samples == 0 {
                 return refuse(share.device, "it has no samples");
