@@ -16,11 +16,13 @@ fn tiers(stop: &'static str, peers: u32, cut: &str) -> String {
     let toml = job
         .toml()
         .replace("kind = \"mlp\"\nhidden = [32]", "kind = \"cnn\"");
-    Job::staged(
+    let staged = Job::staged(
         &toml,
         "tiers",
         &format!("copy_every = 5\ncut = \"{cut}\"\n"),
-    )
+    );
+    // All samples of a step are computed at once.
+    staged.replace("micro_batches = 4\n", "")
 }
 
 /// A device, an edge and a cloud, the latter two with `more` words for their `skein up`.
