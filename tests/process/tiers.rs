@@ -97,15 +97,15 @@ fn tiers_train_what_one_peer_trains() {
 fn a_tier_that_is_lost_is_made_up_for_by_the_others_and_may_come_back() {
     for lost in [2, 0] {
         let mut cluster = started(&[]);
-        let job = cluster.submit(0, &tiers("steps = 300", 3, "equal"));
-        cluster.wait_for_step(&[0, 1, 2], &job, 40);
+        let job = cluster.submit(0, &tiers("steps = 100", 3, "equal"));
+        cluster.wait_for_step(&[0, 1, 2], &job, 20);
         cluster.node(lost).kill();
         let rest: Vec<usize> = (0..3).filter(|n| *n != lost).collect();
-        cluster.wait_for_steps(&rest, &job, 60);
+        cluster.wait_for_steps(&rest, &job, 30);
         cluster.restart(lost);
         cluster.wait_for_one_hash(&[0, 1, 2], &job);
         let last = *losses(&cluster, &[0, 1, 2], &job).last().unwrap();
-        assert!(last.0 == 300 && last.1 < 0.3, "{lost}: {last:?}");
+        assert!(last.0 == 100 && last.1 < 0.5, "{lost}: {last:?}");
     }
 }
 

@@ -14,6 +14,7 @@ use skein_gossip::pipeline::view_key;
 use skein_model::data::Sampler;
 use skein_model::stage::{Activation, BlockState};
 
+use super::super::facts::Facts;
 use super::super::times;
 use super::adding::Sum;
 use super::hosted::Hosted;
@@ -242,7 +243,12 @@ impl Work {
             true => Precision::F32,
             false => on_the_wire,
         };
-        if let [only] = to
+        let factor_to = |work: &Self, peer: PeerId| match head.kind {
+            Kind::Backward => work.mean_factor(&worker.facts, peer),
+            _ => 1.0,
+        };
+        let factors: Vec<f32> = to.iter().map(|piece| factor_to(self, piece.peer)).collect();
+        if let ([only], [1.0]) = (to, factors.as_slice())
             && precision_to(only.peer) == Precision::F32
         {
             let mut bytes = Vec::with_capacity(HEAD_BYTES);
@@ -250,7 +256,7 @@ impl Work {
             return self.send(worker, only.peer, values.into_frame(&bytes));
         }
         let per_sample = values.bytes().len() / head.samples.max(1) as usize;
-        for piece in to {
+        for (piece, factor) in to.iter().zip(factors) {
             let precision = precision_to(piece.peer);
             let rows = piece.rows.start..piece.rows.end.min(head.row + head.samples);
             let at = |row: u32| (row - head.row) as usize * per_sample;
@@ -265,11 +271,29 @@ impl Work {
                 ..*head
             };
             head.append(&mut frame);
-            precision.append(own, &mut frame);
+            match factor {
+                1.0 => precision.append(own, &mut frame),
+                factor => precision.append(&scaled(own, factor), &mut frame),
+            }
             self.send(worker, piece.peer, frame)?;
         }
         worker.net.buffers().give(values.into_bytes());
         Ok(())
+    }
+
+    /// A stage's gradient is that of the mean over its host's samples. Where a host of the stage before has another number of samples, it
+    /// is another mean there: by so much is the gradient larger.
+    fn mean_factor(&self, facts: &Facts, to: PeerId) -> f32 {
+        let micro = facts.pipeline.samples(facts.batch, 0);
+        let before = self.place.stage.checked_sub(1);
+        let before = before.and_then(|before| Place::of(&self.view.plan, before, to));
+        let n = |place: &Place| place.rows.end.min(micro).saturating_sub(place.rows.start);
+        match before.as_ref().map(n) {
+            Some(theirs) if theirs > 0 && theirs != n(&self.place) => {
+                n(&self.place) as f32 / theirs as f32
+            }
+            _ => 1.0,
+        }
     }
 
     /// Sends a frame.
@@ -285,4 +309,11 @@ impl Work {
         self.spent.waited(worker.send(to, frame)?);
         Ok(())
     }
+}
+
+/// Little-endian f32 times `factor`.
+fn scaled(values: &[u8], factor: f32) -> Vec<u8> {
+    let values = values.as_chunks::<4>().0.iter();
+    let scaled = values.map(|value| f32::from_le_bytes(*value) * factor);
+    scaled.flat_map(f32::to_le_bytes).collect()
 }
