@@ -108,7 +108,8 @@ mod tests {
         assert_eq!(keepers(&plan, &members, 0, 2), [peer(2), peer(7)]);
         assert_eq!(keepers(&plan, &members, 1, 1), [peer(2)]);
         assert_eq!(keepers(&plan, &members, 2, 3), [peer(0), peer(7)]);
-        assert_eq!(duties(&plan, &members, peer(0), 2), [2..3]);
+        let kept = duties(&plan, &members, peer(0), 2);
+        assert!(kept.len() == 1 && kept[0] == (2..3));
     }
 
     #[test]
