@@ -64,7 +64,15 @@ pub fn in_a_row(
         Cut::Equal => plan::equal(work, devices, links, &order)?,
         Cut::Pipedream => plan::pipedream(work, devices, links, &order)?,
         // Job files with these have stages with several hosts.
-        Cut::DataParallel | Cut::Gpipe | Cut::Dapple | Cut::Hetpipe => {
+        Cut::DataParallel
+        | Cut::Gpipe
+        | Cut::Dapple
+        | Cut::Hetpipe
+        | Cut::AllDevice
+        | Cut::AllEdge
+        | Cut::AllCloud
+        | Cut::Jointdnn
+        | Cut::Jalad => {
             return Err(PlanError::Overlapping);
         }
     };

@@ -17,5 +17,6 @@ mod pipeline;
 mod planning;
 mod restart;
 mod same_loss;
+mod tiers;
 mod training;
 mod users;

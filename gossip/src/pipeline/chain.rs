@@ -6,7 +6,7 @@
 //! at the head of the line: they have nothing else to do. The hosts of a shared stage hold it themselves, so it takes as many keepers
 //! fewer.
 
-use super::plan::{Blocks, Plan};
+use super::plan::{Blocks, Plan, Stage};
 use crate::ids::PeerId;
 
 /// Who keeps copies of stage `number`, in order, at most `copies` of them with its own hosts beyond one. `members` beyond the hosts
@@ -27,7 +27,19 @@ pub fn keepers(plan: &Plan, members: &[PeerId], number: usize, copies: usize) ->
             .skip(first)
             .take(plan.stages[stage].members.len())
     };
-    let mut behind = (1..n).flat_map(|i| hosts((number + i) % n));
+    // Who hosts several stages keeps none of its own, and no other one twice.
+    let mut known: Vec<PeerId> = plan
+        .stages
+        .get(number)
+        .into_iter()
+        .flat_map(Stage::hosts)
+        .collect();
+    let behind = (1..n).flat_map(|i| hosts((number + i) % n));
+    let mut behind = behind.filter(move |host| {
+        let is_new = !known.contains(host);
+        known.push(*host);
+        is_new
+    });
     let all: Vec<PeerId> = plan.hosts().collect();
     let standbys = members
         .iter()
@@ -52,7 +64,7 @@ pub fn duties(plan: &Plan, members: &[PeerId], peer: PeerId, copies: usize) -> V
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::{Member, Stage};
+    use super::super::plan::Member;
     use super::*;
 
     fn peer(n: u8) -> PeerId {
@@ -86,6 +98,18 @@ mod tests {
         );
         assert_eq!(duties(&plan(3), &members, peer(7), 2), [0..1, 1..2, 2..3]);
         assert_eq!(keepers(&plan(1), &[peer(0), peer(7)], 0, 2), [peer(7)]);
+    }
+
+    #[test]
+    fn a_host_of_several_stages_keeps_copies_of_others_alone_and_once() {
+        let mut plan = plan(3);
+        plan.stages[1].members[0].peer = peer(0);
+        let members = [peer(0), peer(2), peer(7)];
+        assert_eq!(keepers(&plan, &members, 0, 2), [peer(2), peer(7)]);
+        assert_eq!(keepers(&plan, &members, 1, 1), [peer(2)]);
+        assert_eq!(keepers(&plan, &members, 2, 3), [peer(0), peer(7)]);
+        let kept = duties(&plan, &members, peer(0), 2);
+        assert!(kept.len() == 1 && kept[0] == (2..3));
     }
 
     #[test]

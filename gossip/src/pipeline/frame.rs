@@ -3,10 +3,11 @@
 //! they are.
 //!
 //! ```text
-//! 0..4   4..36  36..44   44..52  52..60   60..64   64     65     66..68  68..72   72..76  76..
-//! "SKPL" job    view     step    version  micro    kind   marks  values  samples  row     values
+//! 0..4   4..36  36..44   44..52  52..60   60..64   64     65     66      67     68..72   72..76  76..
+//! "SKPL" job    view     step    version  micro    kind   marks  values  stage  samples  row     values
 //! ```
 
+use super::plan::MAX_STAGES;
 use crate::ids::JobId;
 
 /// Bytes of an encoded [`Head`].
@@ -86,6 +87,8 @@ pub struct Head {
     pub marks: Marks,
     /// Number format of the values: 0 f32, 1 f16, 2 bf16, 3 int8 with a scale per block; labels are bytes of i64.
     pub values: u8,
+    /// Number of the stage that it is for: its receiver may host several.
+    pub stage: u8,
     /// Samples in the frame.
     pub samples: u32,
     /// Number in the micro-batch of the first of them.
@@ -127,7 +130,8 @@ impl Head {
         out.extend_from_slice(&self.micro.to_le_bytes());
         out.push(self.kind as u8);
         out.push(u8::from(self.marks.line) | u8::from(self.marks.look) << 1);
-        out.extend_from_slice(&u16::from(self.values).to_le_bytes());
+        out.push(self.values);
+        out.push(self.stage);
         out.extend_from_slice(&self.samples.to_le_bytes());
         out.extend_from_slice(&self.row.to_le_bytes());
     }
@@ -161,8 +165,8 @@ impl Head {
         )?;
         range("first sample", u64::from(row), u64::from(MAX_SAMPLES) + 1)?;
         range("marks", u64::from(head[65]), 4)?;
-        let values = u64::from(head[66]) | u64::from(head[67]) << 8;
-        range("number format", values, 4)?;
+        range("number format", u64::from(head[66]), 4)?;
+        range("stage", u64::from(head[67]), MAX_STAGES as u64)?;
         let kind = Kind::of(head[64]).ok_or(HeadError::Range {
             what: "kind",
             got: u64::from(head[64]),
@@ -179,6 +183,7 @@ impl Head {
                 look: head[65] & 2 != 0,
             },
             values: head[66],
+            stage: head[67],
             samples,
             row,
         })
@@ -193,7 +198,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_head_comes_back(view: u64, step: u64, micro in 0..MAX_MICRO, kind in 1u8..10, marks in 0u8..4, values in 0u8..4) {
+        fn a_head_comes_back(view: u64, step: u64, micro in 0..MAX_MICRO, kind in 1u8..10, marks in 0u8..4, values in 0u8..4, stage in 0u8..64) {
             let head = Head {
                 job: JobId([7; 32]),
                 view,
@@ -203,6 +208,7 @@ mod tests {
                 kind: Kind::of(kind).unwrap(),
                 marks: Marks { line: marks & 1 == 1, look: marks & 2 == 2 },
                 values,
+                stage,
                 samples: micro + 1,
                 row: micro,
             };
@@ -220,7 +226,7 @@ mod tests {
                 bytes.resize(HEAD_BYTES, 0);
             }
             if let Ok(head) = Head::read(&bytes) {
-                prop_assert!(head.micro < MAX_MICRO);
+                prop_assert!(head.micro < MAX_MICRO && usize::from(head.stage) < MAX_STAGES);
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Where a host stands in a plan: which samples of each micro-batch it computes, and whom it exchanges which of them with.
+//! Where a host stands in a plan, once for each stage that it hosts: which samples of each micro-batch it computes, and whom it
+//! exchanges which of them with. Of neighbouring stages of one peer that may be itself.
 //!
 //! ```text
 //! stage i      host a: samples 0..5     host b: 5..8
@@ -54,9 +55,9 @@ fn pieces(stage: &Stage, rows: &Range<u32>) -> Vec<Piece> {
 }
 
 impl Place {
-    /// Where `peer` stands; none if it hosts nothing.
-    pub fn of(plan: &Plan, peer: PeerId) -> Option<Self> {
-        let (number, stage) = plan.stage_of(peer)?;
+    /// Where `peer` stands in stage `number`; none if it does not host that.
+    pub fn of(plan: &Plan, number: usize, peer: PeerId) -> Option<Self> {
+        let stage = plan.stages.get(number)?;
         let member = stage.hosts().position(|host| host == peer)?;
         let rows = stage.rows(member);
         let last = plan.stages.len() - 1;
@@ -78,6 +79,13 @@ impl Place {
             }),
             rows,
         })
+    }
+
+    /// Where `peer` stands in each of its stages, first to last.
+    pub fn all(plan: &Plan, peer: PeerId) -> Vec<Self> {
+        let stages = plan.stages_of(peer);
+        let places = stages.filter_map(|(number, _)| Self::of(plan, number, peer));
+        places.collect()
     }
 
     /// Whether it leads its stage.
@@ -121,24 +129,26 @@ mod tests {
             peer: peer(n),
             rows,
         };
-        let a = Place::of(&plan, peer(1)).unwrap();
+        let a = Place::of(&plan, 0, peer(1)).unwrap();
         assert_eq!((a.stage, a.member, a.rows.clone()), (0, 0, 0..5));
         assert_eq!(a.behind, [piece(3, 0..3), piece(4, 3..5)]);
         assert_eq!(a.labels, [piece(5, 0..5)]);
         assert!(a.before.is_empty() && a.leads() && a.senders(Kind::Labels).is_empty());
         assert_eq!(a.fellows().collect::<Vec<_>>(), [(1, peer(2))]);
-        let d = Place::of(&plan, peer(4)).unwrap();
+        let d = Place::of(&plan, 1, peer(4)).unwrap();
         assert_eq!(d.before, [piece(1, 3..5), piece(2, 5..8)]);
         assert!(d.labels.is_empty() && !d.leads());
-        let e = Place::of(&plan, peer(5)).unwrap();
+        let e = Place::of(&plan, 2, peer(5)).unwrap();
         assert_eq!(e.senders(Kind::Labels), [piece(1, 0..5), piece(2, 5..8)]);
-        assert_eq!(Place::of(&plan, peer(9)), None);
+        assert_eq!(Place::of(&plan, 0, peer(9)), None);
+        assert_eq!(Place::of(&plan, 0, peer(5)), None);
+        assert_eq!(Place::of(&plan, 3, peer(5)), None);
     }
 
     #[test]
     fn a_chain_of_lone_hosts_passes_whole_micro_batches() {
         let plan = of_groups(&[vec![1], vec![1], vec![1]]);
-        let middle = Place::of(&plan, peer(2)).unwrap();
+        let middle = Place::of(&plan, 1, peer(2)).unwrap();
         assert_eq!(middle.before[0].rows, 0..u32::MAX);
         assert_eq!(middle.behind.len(), 1);
         assert!(!middle.is_shared() && middle.labels.is_empty());
@@ -148,23 +158,41 @@ mod tests {
         #[test]
         fn what_one_sends_is_what_the_other_takes(groups in proptest::collection::vec(shares(24), 1..5)) {
             let plan = of_groups(&groups);
-            let hosts: Vec<PeerId> = plan.hosts().collect();
-            for host in &hosts {
-                let place = Place::of(&plan, *host).unwrap();
+            let stages = plan.stages.iter().enumerate();
+            let hosts = stages.flat_map(|(number, stage)| stage.hosts().map(move |host| (number, host)));
+            for (number, host) in hosts {
+                let place = Place::of(&plan, number, host).unwrap();
                 for (kind, back) in [(Kind::Forward, Kind::Backward), (Kind::Backward, Kind::Forward)] {
+                    let beside = if kind == Kind::Forward { number.wrapping_sub(1) } else { number + 1 };
                     let pieces = place.senders(kind);
                     // Without gaps, in order, and nothing twice.
                     let mut next = place.rows.start;
                     for piece in pieces {
                         prop_assert_eq!(piece.rows.start, next);
                         next = piece.rows.end;
-                        let other = Place::of(&plan, piece.peer).unwrap();
-                        let mine = Piece { peer: *host, rows: piece.rows.clone() };
+                        let other = Place::of(&plan, beside, piece.peer).unwrap();
+                        let mine = Piece { peer: host, rows: piece.rows.clone() };
                         prop_assert!(other.senders(back).contains(&mine));
                     }
                     prop_assert!(pieces.is_empty() || next.min(24) == place.rows.end.min(24));
                 }
             }
         }
+    }
+
+    #[test]
+    fn samples_stay_with_a_peer_that_hosts_the_next_stage_too() {
+        let mut plan = of_groups(&[vec![3, 5], vec![8]]);
+        plan.stages[1].members[0].peer = peer(2);
+        let [first, second] = Place::all(&plan, peer(2)).try_into().unwrap();
+        let own = Piece {
+            peer: peer(2),
+            rows: 3..8,
+        };
+        assert_eq!(first.behind, std::slice::from_ref(&own));
+        assert_eq!(second.before[1], own);
+        assert_eq!((first.stage, second.stage), (0, 1));
+        assert_eq!(Place::all(&plan, peer(1)).len(), 1);
+        assert!(Place::all(&plan, peer(9)).is_empty());
     }
 }

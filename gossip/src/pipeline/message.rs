@@ -125,6 +125,19 @@ pub struct Profile {
     pub data: Option<DataShape>,
     /// Hash of the weights that the job starts from, if it holds them.
     pub weights: Option<Digest>,
+    /// Where it stands, if anybody said so.
+    pub tier: Option<Tier>,
+}
+
+/// Where a peer stands, for plans over tiers (HierTrain).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Tier {
+    /// Where data is born.
+    Device,
+    /// Near the devices.
+    Edge,
+    /// Far from them, and fast.
+    Cloud,
 }
 
 /// What those need to know of the data that do not hold it.
@@ -144,6 +157,8 @@ pub struct DataShape {
     pub std: Vec<f32>,
     /// Hash of the tokenizer that made the tokens, of text that has one.
     pub tokenizer: Option<Digest>,
+    /// Bytes of a sample as it travels from a source: values as the data has them, without the label.
+    pub sample_bytes: u32,
 }
 
 /// Most channels of a data set that is described.

@@ -2,6 +2,7 @@
 //!
 //! What travels is checked here once; everything else may rely on a plan that covers the model without gaps.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -40,7 +41,7 @@ pub enum Reduction {
 pub struct Stage {
     /// Who computes it, in the order of their samples; the first one leads. Never empty in a checked plan.
     pub members: Vec<Member>,
-    /// Its blocks; never empty in a checked plan.
+    /// Its blocks; in a checked plan none only of a source.
     pub blocks: Blocks,
     /// Micro-batches between its forward and backward at most, where memory asks for fewer than the schedule takes.
     pub in_flight: u32,
@@ -70,6 +71,11 @@ impl Stage {
     /// The host that decides for all: the first one.
     pub fn lead(&self) -> Option<PeerId> {
         self.hosts().next()
+    }
+
+    /// Whether it has no blocks: a first stage that passes on the raw samples that it draws, to stages elsewhere (HierTrain).
+    pub fn is_source(&self) -> bool {
+        self.blocks.is_empty()
     }
 
     /// Whether it has several hosts.
@@ -113,8 +119,10 @@ pub enum PlanError {
         /// Blocks of the model.
         n_blocks: u16,
     },
-    /// A peer hosts two stages, or a stage has no host.
-    #[error("a peer hosts two stages in this plan, or a stage has no host")]
+    /// A peer hosts stages that do not follow each other, or one twice, or a stage has no host.
+    #[error(
+        "a peer hosts stages of this plan that do not follow each other, or a stage has no host"
+    )]
     Host,
     /// The hosts of a stage do not share out a micro-batch.
     #[error(
@@ -137,8 +145,10 @@ impl Plan {
             return Err(PlanError::Stages { got });
         }
         let mut next = 0;
-        for stage in &self.stages {
-            if stage.blocks.start != next || stage.blocks.end <= next {
+        for (number, stage) in self.stages.iter().enumerate() {
+            // A source comes first, and others do the work.
+            let is_empty = stage.is_source() && (number > 0 || got == 1);
+            if stage.blocks.start != next || stage.blocks.end < next || is_empty {
                 return Err(PlanError::Blocks { n_blocks });
             }
             next = stage.blocks.end;
@@ -155,20 +165,29 @@ impl Plan {
         if next != n_blocks {
             return Err(PlanError::Blocks { n_blocks });
         }
-        let mut hosts: Vec<PeerId> = self.hosts().collect();
-        let n_hosts = hosts.len();
-        hosts.sort_unstable();
-        hosts.dedup();
-        if hosts.len() == n_hosts {
-            Ok(())
-        } else {
-            Err(PlanError::Host)
+        // The last stage of each host so far.
+        let mut last_of: BTreeMap<PeerId, usize> = BTreeMap::new();
+        for (number, stage) in self.stages.iter().enumerate() {
+            for host in stage.hosts() {
+                let before = last_of.insert(host, number);
+                if before.is_some_and(|before| before + 1 != number) {
+                    return Err(PlanError::Host);
+                }
+            }
         }
+        Ok(())
     }
 
-    /// All hosts, first stage to last.
+    /// All hosts, each once, first stage to last.
     pub fn hosts(&self) -> impl Iterator<Item = PeerId> + '_ {
-        self.stages.iter().flat_map(Stage::hosts)
+        let stages = self.stages.iter().enumerate();
+        stages.flat_map(|(number, stage)| {
+            let before = number.checked_sub(1).and_then(|at| self.stages.get(at));
+            let is_new = move |host: &PeerId| {
+                before.is_none_or(|before| before.hosts().all(|other| other != *host))
+            };
+            stage.hosts().filter(is_new)
+        })
     }
 
     /// The host that decides what is done when: the first one of the first stage.
@@ -176,10 +195,23 @@ impl Plan {
         self.stages.first().and_then(Stage::lead)
     }
 
-    /// The stage that `peer` hosts: its number and blocks.
-    pub fn stage_of(&self, peer: PeerId) -> Option<(usize, &Stage)> {
-        let mut stages = self.stages.iter().enumerate();
-        stages.find(|(_, stage)| stage.hosts().any(|host| host == peer))
+    /// The stages that `peer` hosts, with their numbers; they follow each other.
+    pub fn stages_of(&self, peer: PeerId) -> impl Iterator<Item = (usize, &Stage)> {
+        let stages = self.stages.iter().enumerate();
+        stages.filter(move |(_, stage)| stage.hosts().any(|host| host == peer))
+    }
+
+    /// The blocks of these; none where it hosts no stage.
+    pub fn blocks_of(&self, peer: PeerId) -> Option<Blocks> {
+        let mut stages = self.stages_of(peer).map(|(_, stage)| &stage.blocks);
+        let first = stages.next()?;
+        let end = stages.last().map_or(first.end, |last| last.end);
+        Some(first.start..end)
+    }
+
+    /// Whether `peer` hosts a stage.
+    pub fn is_host(&self, peer: PeerId) -> bool {
+        self.stages_of(peer).next().is_some()
     }
 
     /// Who hosts `block`.
@@ -249,7 +281,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_plan_covers_the_model_once_and_names_each_host_once() {
+    fn a_plan_covers_the_model_once() {
         assert_eq!(plan(&[(1, 0..3), (2, 3..4)]).check(4, 0), Ok(()));
         assert_eq!(plan(&[]).check(4, 8), Err(PlanError::Stages { got: 0 }));
         let gap = Err(PlanError::Blocks { n_blocks: 4 });
@@ -257,8 +289,43 @@ pub(crate) mod tests {
         assert_eq!(plan(&[(1, 0..3), (2, 2..4)]).check(4, 8), gap);
         assert_eq!(plan(&[(1, 0..3), (2, 3..3)]).check(4, 8), gap);
         assert_eq!(plan(&[(1, 0..5)]).check(4, 8), gap);
-        let twice = plan(&[(1, 0..3), (1, 3..4)]);
-        assert_eq!(twice.check(4, 8), Err(PlanError::Host));
+    }
+
+    #[test]
+    fn a_peer_may_host_stages_that_follow_each_other() {
+        let both = plan(&[(1, 0..3), (1, 3..4)]);
+        assert_eq!(both.check(4, 8), Ok(()));
+        let around = plan(&[(1, 0..1), (2, 1..3), (1, 3..4)]);
+        assert_eq!(around.check(4, 8), Err(PlanError::Host));
+        let tiers = Plan {
+            stages: vec![
+                shared(0..1, &[(2, 2), (1, 4), (3, 2)]),
+                shared(1..3, &[(2, 2), (3, 6)]),
+                Stage::alone(peer(3), 3..4),
+            ],
+        };
+        assert_eq!(tiers.check(4, 8), Ok(()));
+        let hosts: Vec<PeerId> = tiers.hosts().collect();
+        assert_eq!(hosts, [peer(2), peer(1), peer(3)], "each once");
+        let blocks = [1, 2, 3, 4].map(|n| tiers.blocks_of(peer(n)));
+        assert_eq!(blocks, [Some(0..1), Some(0..3), Some(0..4), None]);
+        let numbers: Vec<usize> = tiers.stages_of(peer(2)).map(|(number, _)| number).collect();
+        assert_eq!(numbers, [0, 1]);
+        assert!(tiers.is_host(peer(1)) && !tiers.is_host(peer(4)));
+    }
+
+    #[test]
+    fn a_source_has_no_blocks_and_comes_before_those_that_work() {
+        assert_eq!(plan(&[(1, 0..0), (2, 0..4)]).check(4, 8), Ok(()));
+        assert_eq!(plan(&[(1, 0..0), (1, 0..4)]).check(4, 8), Ok(()));
+        let no_work = Err(PlanError::Blocks { n_blocks: 0 });
+        assert_eq!(plan(&[(1, 0..0)]).check(0, 8), no_work);
+        let gap = Err(PlanError::Blocks { n_blocks: 4 });
+        assert_eq!(plan(&[(1, 0..4), (2, 4..4)]).check(4, 8), gap);
+        assert_eq!(plan(&[(1, 0..0), (2, 0..0), (3, 0..4)]).check(4, 8), gap);
+        let source = plan(&[(1, 0..0), (2, 0..4)]);
+        assert_eq!(source.blocks_of(peer(1)), Some(0..0));
+        assert_eq!(source.hosts_of(0).collect::<Vec<_>>(), [peer(2)]);
     }
 
     #[test]
@@ -293,8 +360,8 @@ pub(crate) mod tests {
         assert_eq!(plan.hosts_of(0).collect::<Vec<_>>(), [peer(1), peer(4)]);
         assert!(plan.hosts_block(peer(2), 3) && !plan.hosts_block(peer(2), 2));
         assert_eq!(plan.hosts_of(4).count(), 0);
-        assert_eq!(plan.stage_of(peer(2)).map(|(n, _)| n), Some(1));
-        assert_eq!(plan.stage_of(peer(3)), None);
+        assert_eq!(plan.stages_of(peer(2)).next().map(|(n, _)| n), Some(1));
+        assert_eq!(plan.stages_of(peer(3)).count(), 0);
         assert_eq!(plan.lead(), Some(peer(1)));
     }
 }

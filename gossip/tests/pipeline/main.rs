@@ -20,6 +20,7 @@ mod recut;
 mod restart;
 mod shared;
 mod takeover;
+mod tiers;
 mod world;
 
 /// The seeds of a scenario that has `default` of them.

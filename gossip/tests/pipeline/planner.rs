@@ -10,6 +10,8 @@ pub(crate) struct Even {
     pub(crate) micro: u32,
     /// Samples of a micro-batch; two peers share a stage where there are several.
     pub(crate) rows: u32,
+    /// Whether three peers divide blocks and samples as tiers do, instead.
+    pub(crate) tiers: bool,
     pub(crate) block_bytes: u64,
 }
 
@@ -96,6 +98,57 @@ impl Even {
     }
 }
 
+/// Samples of eight, and how many of eight blocks those train that do not hold the whole model.
+const IN_TIERS: [(u32, u16); 3] = [(2, 5), (3, 2), (3, 8)];
+
+impl Even {
+    /// HierTrain's shape: the last of three peers holds all blocks, the first and the second the first ones. Where not all of them hold
+    /// the data, one that does is their source.
+    fn in_tiers(&self, timed: &[(&Candidate, f64)]) -> Plan {
+        let owners: Vec<_> = timed.iter().filter(|(peer, _)| peer.has_data).collect();
+        let chosen: Vec<&(&Candidate, f64)> = match owners.len() >= timed.len().min(3) {
+            true => owners.iter().copied().take(3).collect(),
+            // Of four one that holds the data hosts nothing else.
+            false => timed.iter().skip(timed.len() / 4).take(3).collect(),
+        };
+        let chosen: Vec<&Candidate> = chosen.into_iter().map(|(peer, _)| *peer).collect();
+        let n = chosen.len();
+        let mut roles: Vec<(u32, u16)> = IN_TIERS[3 - n..].to_vec();
+        roles[0].0 += self.rows - roles.iter().map(|(samples, _)| samples).sum::<u32>();
+        let mut borders: Vec<u16> = roles.iter().map(|(_, end)| *end).collect();
+        borders.sort_unstable();
+        let mut stages = Vec::new();
+        if chosen.iter().any(|peer| !peer.has_data) {
+            stages.push(Stage::alone(owners[0].0.peer, 0..0));
+        }
+        let mut first = 0;
+        for end in borders {
+            let ends_before = roles.iter().filter(|(_, last)| *last < end);
+            let passed: u32 = ends_before.map(|(samples, _)| samples).sum();
+            let goes_on = chosen
+                .iter()
+                .zip(&roles)
+                .filter(|(_, (_, last))| *last >= end);
+            let member = |(peer, (samples, _)): (&&Candidate, &(u32, u16))| Member {
+                peer: peer.peer,
+                samples: *samples,
+            };
+            let mut members: Vec<Member> = goes_on.map(member).collect();
+            // The samples of those whose blocks end before are the whole model's.
+            if let Some(whole) = members.last_mut() {
+                whole.samples += passed;
+            }
+            stages.push(Stage {
+                members,
+                reduction: [Reduction::Direct, Reduction::Shards][usize::from(end % 2)],
+                ..Stage::alone(chosen[0].peer, first..end)
+            });
+            first = end;
+        }
+        Plan { stages }
+    }
+}
+
 impl Planner for Even {
     fn plan(&self, candidates: &[Candidate]) -> Result<Planned, String> {
         let mut timed: Vec<(&Candidate, f64)> = candidates
@@ -106,6 +159,11 @@ impl Planner for Even {
         let first = timed.iter().position(|(candidate, _)| candidate.has_data);
         let first = timed.remove(first.ok_or("nobody who holds the data is measured")?);
         timed.insert(0, first);
+        if self.tiers {
+            let plan = self.in_tiers(&timed);
+            let step_us = self.step_us(&plan, candidates).ok_or("a host is gone")?;
+            return Ok(Planned { plan, step_us });
+        }
         if self.rows > 1 {
             return Ok(self.in_pairs(&timed));
         }

@@ -25,14 +25,8 @@ fn a_peer_that_becomes_slower_is_given_less_within_seconds() {
         }
         let after = world.view_of(1).unwrap();
         assert_eq!(after.after, Some(before.stamp), "a new cut within seconds");
-        let n_before = before
-            .plan
-            .stage_of(id(victim))
-            .map(|(_, stage)| stage.blocks.len());
-        let n_after = after
-            .plan
-            .stage_of(id(victim))
-            .map(|(_, stage)| stage.blocks.len());
+        let n_before = before.plan.blocks_of(id(victim)).map(|blocks| blocks.len());
+        let n_after = after.plan.blocks_of(id(victim)).map(|blocks| blocks.len());
         assert!(n_after < n_before, "{after:?}");
         // Steps are made under the old view until the switch.
         let key =
@@ -78,11 +72,11 @@ fn a_peer_that_is_too_slow_stands_by_until_it_is_faster() {
         world.at(2500 * MS, Event::Slow(slow, 60.0));
         world.run(10 * SECOND);
         let view = world.view_of(1).unwrap();
-        assert!(view.plan.stage_of(slow).is_none(), "{view:?}");
+        assert!(!view.plan.is_host(slow), "{view:?}");
         world.at(10 * SECOND, Event::Slow(slow, 1.0));
         world.run(25 * SECOND);
         let view = world.view_of(1).unwrap();
-        assert!(view.plan.stage_of(slow).is_some(), "{view:?}");
+        assert!(view.plan.is_host(slow), "{view:?}");
         assert!(world.n_views() <= 3, "{:?}", world.views);
         world.run_to_the_end(120 * SECOND);
         world.check_exact();
@@ -111,7 +105,7 @@ fn a_faster_peer_that_joins_is_given_a_stage() {
         world.at(2 * SECOND, Event::Start(id(late), false));
         world.run(8 * SECOND);
         let view = world.view_of(1).unwrap();
-        assert!(view.plan.stage_of(id(late)).is_some(), "{view:?}");
+        assert!(view.plan.is_host(id(late)), "{view:?}");
         assert_eq!(world.n_views(), 2);
         world.run_to_the_end(60 * SECOND);
         world.check_exact();

@@ -18,6 +18,16 @@ pub struct Normalisation {
     pub std: Vec<f32>,
 }
 
+impl Normalisation {
+    /// The normalised value of each byte, per channel.
+    pub(super) fn table(&self) -> Vec<[f32; 256]> {
+        let channel = |(mean, std): (&f32, &f32)| {
+            std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std)
+        };
+        self.mean.iter().zip(&self.std).map(channel).collect()
+    }
+}
+
 /// Pixels as the source has them, `[N, C, H, W]`, or tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Pixels {
@@ -253,17 +263,7 @@ impl Dataset {
         } = raw;
         let table = match &pixels {
             Pixels::F32(_) | Pixels::Tokens(_) => Vec::new(),
-            Pixels::U8(_) => {
-                let channel = |(mean, std): (&f32, &f32)| {
-                    std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std)
-                };
-                normalisation
-                    .mean
-                    .iter()
-                    .zip(&normalisation.std)
-                    .map(channel)
-                    .collect()
-            }
+            Pixels::U8(_) => normalisation.table(),
         };
         Self {
             pixels,
@@ -359,6 +359,41 @@ impl Dataset {
             y = y.view([rows.len() as i64, width]); // [B, T]
         }
         Batch { x, y }
+    }
+
+    /// Bytes of each value of a sample as the source has it: 1 of a pixel, 2 of a token, 4 of a float.
+    pub fn value_bytes(&self) -> usize {
+        match &self.pixels {
+            Pixels::U8(_) => 1,
+            Pixels::Tokens(_) => 2,
+            Pixels::F32(_) => 4,
+        }
+    }
+
+    /// The samples `rows` without their labels, as they travel: values as the source has them, little-endian. See
+    /// [`Batch::of_raw`].
+    ///
+    /// # Panics
+    /// If a row is not below [`Dataset::len`].
+    pub fn raw(&self, rows: &[usize]) -> Vec<u8> {
+        let len = self.shape.iter().product::<i64>() as usize;
+        let mut raw = Vec::with_capacity(rows.len() * len * self.value_bytes());
+        for row in rows {
+            let row = self.places.get(*row).map_or(*row, |at| *at as usize);
+            let sample = row * len..(row + 1) * len;
+            match &self.pixels {
+                Pixels::U8(bytes) => raw.extend_from_slice(&bytes[sample]),
+                Pixels::F32(floats) => {
+                    let floats = floats[sample].iter();
+                    raw.extend(floats.flat_map(|value| value.to_le_bytes()));
+                }
+                Pixels::Tokens(tokens) => {
+                    let window = tokens[row * (len + 1)..][..len].iter();
+                    raw.extend(window.flat_map(|token| token.to_le_bytes()));
+                }
+            }
+        }
+        raw
     }
 
     /// Number of samples.

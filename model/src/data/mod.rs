@@ -4,6 +4,7 @@
 //! names the file and the byte or row of what it refuses.
 
 mod dataset;
+mod raw;
 mod error;
 mod file;
 mod digits;
@@ -22,6 +23,7 @@ mod sampler;
 pub use dataset::{Batch, Dataset, Normalisation};
 pub use error::DataError;
 pub use file::MAX_DATA_BYTES;
+pub use raw::RawError;
 pub use sampler::Sampler;
 pub use source::{Splits, known_shape, load};
 pub use split::{SplitError, shard_rows};

@@ -53,7 +53,7 @@ pub use replan::{moved_bytes, replan};
 pub use schedule::{Prediction, Span, predict};
 pub use search::{MAX_PERMUTED, Plan, search};
 pub use tier::Tier;
-pub use tiers::{Begins, TierBaseline, Tiered, tier_baseline, tiers};
+pub use tiers::{Begins, TierBaseline, Tiered, tier_baseline, tier_stages, tiers};
 pub use time::{MAX_POINTS, Time};
 pub use work::{
     Data, Device, Links, MAX_DEVICES, MAX_MICRO_BATCHES, Placement, PlanError, Stashing, Work,

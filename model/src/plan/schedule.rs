@@ -2,11 +2,14 @@
 //!
 //! Where steps overlap, a step is what the full pipeline takes per micro-batch: the time of the slowest stage or link, or of the
 //! way there and back shared by those in flight.
+//!
+//! A device with several stages computes them as if each had it to itself: with one micro-batch per step, as over tiers, none of them can
+//! begin before the other has ended.
 
 use serde::{Deserialize, Serialize};
 
 use super::costs::Costs;
-use super::events::{Pass, Run};
+use super::events::{Pass, Run, overlaps};
 use super::group::{Group, Reduction};
 use super::work::{Data, Device, Links, Placement, PlanError, Work};
 
@@ -64,14 +67,21 @@ pub fn predict(
 /// Refuses groups that are not all blocks in order on devices that there are, each with samples of its own.
 pub(crate) fn check(costs: &Costs<'_>, groups: &[Group]) -> Result<(), PlanError> {
     let refuse = |device, what| Err(PlanError::Device { device, what });
-    let mut used = vec![false; costs.devices.len()];
+    // The last stage of each device so far: it may host several that follow each other, where micro-batches do not.
+    let mut last_of: Vec<Option<usize>> = vec![None; costs.devices.len()];
     let mut next = 0;
-    for group in groups {
+    for (number, group) in groups.iter().enumerate() {
         let mut samples = 0;
         for share in &group.shares {
-            match used.get_mut(share.device) {
-                Some(used) if !*used => *used = true,
-                _ => return refuse(share.device, "it is none of the devices, or has two stages"),
+            let Some(last) = last_of.get_mut(share.device) else {
+                return refuse(share.device, "it is none of the devices");
+            };
+            let before = last.replace(number);
+            let may = |before: usize| before + 1 == number && costs.work.n_micro == 1;
+            if before.is_some_and(|before| !may(before)) {
+                let what =
+                    "its stages do not follow each other, or a step has several micro-batches";
+                return refuse(share.device, what);
             }
             if share.samples == 0 {
                 return refuse(share.device, "it has no samples");
@@ -198,11 +208,13 @@ fn sent(costs: &Costs<'_>, groups: &[Group]) -> Vec<u64> {
         };
         for share in &group.shares {
             let mut per_micro = 0u64;
-            if position + 1 < groups.len() {
-                per_micro = costs.bytes_into(group.blocks.end, share.samples);
+            if let Some(next) = groups.get(position + 1) {
+                let samples = share.samples - staying([group, next], share.device);
+                per_micro = costs.bytes_into(group.blocks.end, samples);
             }
             if position > 0 {
-                let back = costs.bytes_into(group.blocks.start, share.samples);
+                let samples = share.samples - staying([&groups[position - 1], group], share.device);
+                let back = costs.bytes_into(group.blocks.start, samples);
                 per_micro = per_micro.saturating_add(back);
             }
             if costs.data == Data::At(share.device) {
@@ -219,10 +231,17 @@ fn sent(costs: &Costs<'_>, groups: &[Group]) -> Vec<u64> {
     all
 }
 
+/// Samples that stay with a device from one of its stages to the next.
+fn staying([from, to]: [&Group; 2], device: usize) -> usize {
+    let parts = overlaps(from, to).into_iter();
+    let stays = parts
+        .filter(|(a, b, _)| from.shares[*a].device == device && to.shares[*b].device == device);
+    stays.map(|(_, _, samples)| samples).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::events::overlaps;
     use crate::plan::group::Share;
     use crate::plan::work::Stashing;
     use crate::plan::work::tests::{even, work};
@@ -496,5 +515,50 @@ mod tests {
             (got.step_seconds, got.samples_per_second),
             (f64::INFINITY, 0.0)
         );
+    }
+
+    #[test]
+    fn a_device_may_host_stages_that_follow_each_other_and_what_stays_there_is_not_sent() {
+        let work = Work {
+            micro_batch: 4,
+            ..work(&[1.0; 3], 1)
+        };
+        let (devices, links) = even(3);
+        let mut costs = Costs::new(&work, &devices, &links);
+        costs.least_samples = 1;
+        let micro = work.micro_batch;
+        let group = |blocks, hosts: &[(usize, usize)]| Group {
+            blocks,
+            shares: hosts
+                .iter()
+                .map(|(device, samples)| Share {
+                    device: *device,
+                    samples: *samples,
+                })
+                .collect(),
+            in_flight: 1,
+        };
+        let of = |first: usize, second: usize, third: usize| {
+            [first, second, third]
+                .into_iter()
+                .enumerate()
+                .map(|(at, device)| group(at..at + 1, &[(device, micro)]))
+                .collect::<Vec<_>>()
+        };
+        assert!(check(&costs, &of(0, 1, 1)).is_ok());
+        assert!(check(&costs, &of(0, 1, 0)).is_err());
+        let alone = run(&costs, &of(0, 0, 0));
+        let one = run(&costs, &[group(0..3, &[(0, micro)])]);
+        assert!((alone.step_seconds - one.step_seconds).abs() < 1e-9);
+        assert_eq!(alone.sent_bytes, [0; 3]);
+        let shared = [
+            group(0..1, &[(1, 1), (0, micro - 1)]),
+            group(1..3, &[(0, micro)]),
+        ];
+        assert!(check(&costs, &shared).is_ok());
+        let [other, own, _] = run(&costs, &shared).sent_bytes.try_into().unwrap();
+        let gradient = costs.parameter_bytes(&(0..1));
+        assert_eq!(other, gradient + costs.bytes_into(1, 1));
+        assert_eq!(own, gradient, "its own samples stay");
     }
 }

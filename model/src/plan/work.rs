@@ -202,8 +202,12 @@ impl Links {
         self.latency.get(from).map_or(0.0, |row| row[to])
     }
 
-    /// Seconds that a message of `bytes` keeps the link from one device to another busy, and until it is there after that.
+    /// Seconds that a message of `bytes` keeps the link from one device to another busy, and until it is there after that. What stays
+    /// on a device takes no time.
     pub(crate) fn message(&self, from: usize, to: usize, bytes: u64) -> [f64; 2] {
+        if from == to {
+            return [0.0; 2];
+        }
         [self.seconds(from, to, bytes), self.delay(from, to)]
     }
 

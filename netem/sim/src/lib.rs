@@ -25,6 +25,7 @@ mod staged;
 use skein_netem::record::{Progress, Record};
 use skein_netem::scenario::{Program, Scenario};
 use skein_node::job::JobFile;
+use skein_node::job::strategy::Kind;
 
 /// Why a scenario was not simulated to its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -69,7 +70,7 @@ pub enum SimError {
 pub fn run(scenario: &Scenario, progress: Progress<'_>) -> Result<Record, SimError> {
     only_peers(scenario)?;
     match job(scenario)? {
-        Some(file) if file.strategy.kind.has_stages() => {
+        Some(file) if matches!(file.strategy.kind, Kind::Pipeline | Kind::Hybrid) => {
             let record = staged::run(scenario, file, progress);
             record.map_err(|reason| SimError::Job { reason })
         }

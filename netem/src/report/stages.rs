@@ -303,6 +303,7 @@ fn draw_span(svg: &mut Svg, plot: &Plot, (y, tall): (f64, f64), span: &Span<'_>)
 /// `3–7`, or `3` where it is one block.
 pub(super) fn blocks(first: u64, end: u64) -> String {
     match end.saturating_sub(1) {
+        _ if end == first => "source".into(),
         last if last > first => format!("{first}–{last}"),
         _ => first.to_string(),
     }

@@ -7,6 +7,8 @@ use std::str::FromStr;
 use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
+use skein_gossip::pipeline::message::Tier;
+
 use super::exit::{self, CliError};
 use crate::home;
 
@@ -151,6 +153,12 @@ pub struct UpArgs {
     /// Memory that a pipeline may use here, such as 512M or 2G. Default: no limit
     #[arg(long, env = "SKEIN_MEMORY", value_name = "SIZE")]
     pub memory: Option<Memory>,
+    /// Where this peer stands, for jobs that are planned over tiers. Default: inferred from data and speed
+    #[arg(long, env = "SKEIN_TIER", value_name = "TIER")]
+    pub tier: Option<TierArg>,
+    /// Draw no samples here, even where the data could be read: pipelines get them from others, replicas are not trained here
+    #[arg(long, env = "SKEIN_NO_DATA", value_parser = FalseyValueParser::new())]
+    pub no_data: bool,
     /// Do not look for peers by multicast
     #[arg(long, env = "SKEIN_NO_MDNS", value_parser = FalseyValueParser::new())]
     pub no_mdns: bool,
@@ -171,6 +179,27 @@ pub struct NamedData {
     pub name: String,
     /// File or folder.
     pub path: PathBuf,
+}
+
+/// Where a peer stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TierArg {
+    /// Where data is born
+    Device,
+    /// Near the devices
+    Edge,
+    /// Far from them, and fast
+    Cloud,
+}
+
+impl From<TierArg> for Tier {
+    fn from(tier: TierArg) -> Self {
+        match tier {
+            TierArg::Device => Self::Device,
+            TierArg::Edge => Self::Edge,
+            TierArg::Cloud => Self::Cloud,
+        }
+    }
 }
 
 /// An amount of memory in bytes.

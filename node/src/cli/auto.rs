@@ -55,7 +55,7 @@ fn can_be_staged(text: &str) -> bool {
 
 /// The best family that nodes run.
 fn runnable(choice: &Choice) -> Option<(Family, &Offer)> {
-    let runs = |family| !matches!(family, Family::Tiers | Family::Islands);
+    let runs = |family| family != Family::Islands;
     let mut ranked = choice
         .ranked
         .iter()
@@ -69,6 +69,7 @@ fn kind_of(family: Family, job: &JobFile) -> Kind {
     let is_even = job.train.batch.is_multiple_of(pipeline.n_micro());
     match family {
         Family::Exchange => Kind::Exchange,
+        Family::Tiers => Kind::Tiers,
         _ if is_even && !pipeline.is_asynchronous() => Kind::Hybrid,
         _ => Kind::Pipeline,
     }
@@ -91,9 +92,19 @@ fn with(text: &str, kind: Kind, replicas: u32) -> Result<String, String> {
         Kind::Exchange => "exchange",
         Kind::Pipeline => "pipeline",
         Kind::Hybrid | Kind::Auto => "hybrid",
+        Kind::Tiers => "tiers",
     };
     match job.get_mut("strategy").and_then(toml::Value::as_table_mut) {
-        Some(strategy) => drop(strategy.insert("kind".into(), word.into())),
+        Some(strategy) => {
+            strategy.insert("kind".into(), word.into());
+            let pipeline = strategy.get_mut("pipeline");
+            if let Some(pipeline) = pipeline.and_then(toml::Value::as_table_mut)
+                && kind == Kind::Tiers
+            {
+                // All samples of a step are computed at once.
+                pipeline.remove("micro_batches");
+            }
+        }
         None => drop(job.insert("strategy".into(), word.into())),
     }
     let batch = job
@@ -152,6 +163,10 @@ mod tests {
             (hybrid.strategy.kind, hybrid.train.batch),
             (Kind::Hybrid, 96)
         );
+        let in_micro = format!("{JOB}[strategy.pipeline]\nmicro_batches = 4\n");
+        let tiers = JobFile::parse(&with(&in_micro, Kind::Tiers, 1).unwrap()).unwrap();
+        assert_eq!((tiers.strategy.kind, tiers.train.batch), (Kind::Tiers, 96));
+        assert_eq!(tiers.strategy.pipeline.n_micro(), 1);
         let crowded = parsed(Kind::Exchange, 1000);
         assert_eq!(crowded.train.batch, 1);
     }

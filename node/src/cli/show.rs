@@ -245,11 +245,7 @@ pub(super) fn plan(name: &str, plan: &PlanStatus) -> String {
         vec![
             number.to_string(),
             hosts,
-            format!(
-                "{} to {}",
-                stage.first_block,
-                stage.first_block + stage.n_blocks - 1
-            ),
+            blocks(stage.first_block, stage.n_blocks),
             format!("{:.0} % of a step", 100.0 * stage.busy_frac),
             bytes(stage.memory_bytes),
         ]
@@ -323,11 +319,7 @@ fn stages(job: &JobStatus) -> String {
         vec![
             number.to_string(),
             hosts.join(" "),
-            format!(
-                "{} to {}",
-                stage.first_block,
-                stage.first_block + stage.n_blocks - 1
-            ),
+            blocks(stage.first_block, stage.n_blocks),
             state.into(),
             stage.step.to_string(),
             number_of(stage.slowdown),
@@ -415,6 +407,14 @@ pub(super) fn report(job: &JobStatus) -> String {
         );
     }
     text
+}
+
+/// The blocks of a stage; a source has none.
+fn blocks(first: u16, n: u16) -> String {
+    match n.checked_sub(1) {
+        None => "source".into(),
+        Some(more) => format!("{first} to {}", first.saturating_add(more)),
+    }
 }
 
 #[cfg(test)]

@@ -95,24 +95,32 @@ fn pipeline(job: &JobFile, document: &Document<'_>) -> Result<(), JobError> {
     let pipeline = &job.strategy.pipeline;
     let most = job.train.batch.min(MAX_MICRO_BATCHES);
     let is_pipeline = job.strategy.kind.has_stages();
-    let is_hybrid = job.strategy.kind == Kind::Hybrid;
+    let kind = job.strategy.kind;
+    let is_hybrid = kind == Kind::Hybrid;
+    let is_tiered = kind == Kind::Tiers;
     let is_tied = matches!(job.model, ModelConfig::Gpt { tied: true, .. });
     let is_async = pipeline.is_asynchronous();
     let micro_batches = pipeline.n_micro();
     let given = pipeline.micro_batches.unwrap_or(micro_batches);
     let only_async = "leave it out, or write schedule = \"async\": in the others all stages have the same weights";
-    let rules: [(bool, &str, &dyn std::fmt::Display, &str); 14] = [
+    let rules: [(bool, &str, &dyn std::fmt::Display, &str); 15] = [
         (
-            !is_hybrid || !is_async,
+            !(is_hybrid || is_tiered) || !is_async,
             "strategy.pipeline.schedule",
             &"async",
             "leave it out: the hosts of a stage add their gradients up before each update",
         ),
         (
-            is_hybrid || !pipeline.cut.is_of_hybrids(),
+            pipeline.cut.is_of(kind),
             "strategy.pipeline.cut",
-            &"for stages with several hosts",
-            "leave it out, or write kind = \"hybrid\" in [strategy]",
+            &"for another kind",
+            "leave it out, or write kind = \"hybrid\" or kind = \"tiers\" in [strategy], as the cut asks for",
+        ),
+        (
+            !is_tiered || micro_batches == 1,
+            "strategy.pipeline.micro_batches",
+            &given,
+            "leave it out: over tiers all samples of a step are computed at once",
         ),
         (
             !is_hybrid || job.train.batch.is_multiple_of(micro_batches),

@@ -212,7 +212,10 @@ impl JobFile {
             train: document.read("train")?.unwrap_or_default(),
             stop: document.read("stop")?.unwrap_or_default(),
             start: document.read("start")?.unwrap_or_default(),
-            strategy: document.read("strategy")?.unwrap_or_default(),
+            strategy: document
+                .read::<Strategy>("strategy")?
+                .unwrap_or_default()
+                .settled(),
             evaluate: document.read("evaluate")?.unwrap_or_default(),
             checkpoint: every::checkpoint(&document)?,
         };

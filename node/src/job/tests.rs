@@ -6,13 +6,44 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::file::{Every, MAX_JOB_BYTES};
-use super::strategy::pipeline::{Cut, Schedule};
+use super::strategy::pipeline::{Cut, Precision, Schedule};
 use super::strategy::{
     BatchingKind, Commit, Exchange, Method, Pipeline, Select, ValueFormat, Waiting,
 };
 use super::*;
 
 const SMALLEST: &str = "[model]\nkind = 'cnn'\n[stop]\nsteps = 5\n";
+
+#[test]
+fn tiers_compute_all_samples_of_a_step_at_once() {
+    let job = |kind: &str, line: &str| {
+        let text = format!("{SMALLEST}[strategy]\nkind = '{kind}'\n[strategy.pipeline]\n{line}\n");
+        JobFile::parse(&text)
+    };
+    let pipeline = |line: &str| job("tiers", line).unwrap().strategy.pipeline;
+    assert_eq!(
+        (pipeline("").n_micro(), pipeline("").values),
+        (1, Precision::F32)
+    );
+    assert_eq!(pipeline("micro_batches = 1").n_micro(), 1);
+    assert_eq!(pipeline("cut = 'jalad'").values, Precision::Int8);
+    for line in ["cut = 'all-edge'", "cut = 'jointdnn'", "cut = 'equal'"] {
+        assert!(pipeline(line).cut.tier_baseline().is_some(), "{line}");
+        assert_eq!(job("hybrid", line).is_err(), line != "cut = 'equal'");
+    }
+    for line in [
+        "micro_batches = 8",
+        "cut = 'gpipe'",
+        "cut = 'pipedream'",
+        "schedule = 'async'",
+    ] {
+        assert!(job("tiers", line).is_err(), "{line}");
+        assert!(
+            job("pipeline", line).is_ok() || line.contains("gpipe"),
+            "{line}"
+        );
+    }
+}
 
 #[test]
 fn the_smallest_job_gets_the_documented_defaults() {

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use skein_gossip::ids::{JobId, PeerId};
 use skein_gossip::message::{Message, StateRequest, StateResponse};
+use skein_gossip::pipeline::message::Tier;
 use skein_gossip::wire::codec;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -122,6 +123,8 @@ async fn up(home: PathBuf, args: UpArgs, notices: Notices) -> Result<()> {
         mesh_key,
         private,
         memory: args.memory.map_or(0, |memory| memory.0),
+        tier: args.tier.map(Tier::from),
+        draws: !args.no_data,
         jobs: BTreeMap::new(),
         routes: jobs,
         blobs: Blobs::default(),
@@ -144,6 +147,10 @@ struct Mesh {
     private: BTreeMap<String, PathBuf>,
     /// Bytes that a job may use here; 0: no limit.
     memory: u64,
+    /// Where this peer stands, if its user says so.
+    tier: Option<Tier>,
+    /// Whether samples are drawn here.
+    draws: bool,
     jobs: BTreeMap<JobId, Job>,
     routes: watch::Sender<BTreeMap<JobId, Packets>>,
     blobs: Blobs,
@@ -320,6 +327,8 @@ impl Mesh {
             private: self.private.clone(),
             blobs: self.blobs.clone(),
             memory: self.memory,
+            tier: self.tier,
+            draws: self.draws,
             connected: self.connected.clone(),
         };
         let handle = run::start(context);

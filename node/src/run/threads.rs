@@ -77,8 +77,12 @@ pub(super) fn encode_weights(snapshot: &Snapshot) -> Vec<u8> {
 pub(super) fn prepare(context: &JobContext, done: mpsc::Sender<Done>) {
     let (id, file) = (context.id, context.file.clone());
     let (folder, private) = (context.folder.clone(), context.private.clone());
+    let draws = context.draws;
     tokio::task::spawn_blocking(move || {
-        let prepared = prepare::prepare(id, &file, &folder, &private);
+        let prepared = match draws {
+            true => prepare::prepare(id, &file, &folder, &private),
+            false => Err("it was started with --no-data, and a replica draws samples".into()),
+        };
         let _ = done.blocking_send(Done::Prepared(prepared.map(Box::new)));
     });
 }

@@ -38,9 +38,7 @@ impl Agreement {
 
     /// Frames to or from `peer` may be lost; should it be back at once, the view is still broken.
     fn lost_frames(&mut self, peer: PeerId) {
-        let both_host = |view: &Arc<View>| {
-            view.plan.stage_of(self.me).is_some() && view.plan.stage_of(peer).is_some()
-        };
+        let both_host = |view: &Arc<View>| view.plan.is_host(self.me) && view.plan.is_host(peer);
         if self.view.as_ref().is_some_and(both_host)
             || self.previous.as_ref().is_some_and(both_host)
         {
@@ -54,7 +52,7 @@ impl Agreement {
         let Some(view) = self.view.as_ref().filter(|_| !self.own.is_broken) else {
             return;
         };
-        if view.plan.stage_of(self.me).is_some()
+        if view.plan.is_host(self.me)
             && self.steward().is_some_and(|steward| !view.has(steward))
             && !self.all_alive(view)
         {

@@ -42,7 +42,7 @@ pub enum Input {
     Slowdown(f32),
     /// What the links to other peers carry, as measured by now.
     Rates(Vec<LinkRate>),
-    /// The own stage made a step.
+    /// The own stages made a step.
     Stepped {
         /// Steps made.
         step: u64,
@@ -51,7 +51,7 @@ pub enum Input {
         /// Own work so far.
         contribution: Contribution,
     },
-    /// Copies of `blocks` at `step` are held now: of the own stage at a line, or fetched.
+    /// Copies of `blocks` at `step` are held now: of the own stages at a line, once all of them have made it, or fetched.
     Copied {
         /// Steps made.
         step: u64,

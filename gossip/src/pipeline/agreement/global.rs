@@ -50,14 +50,13 @@ impl Agreement {
     }
 
     fn collect(&mut self, line: u64) {
-        let stage = self
-            .view
-            .as_ref()
-            .and_then(|view| view.plan.stage_of(self.me));
-        let pinned = stage.map(|(_, stage)| Held {
+        let view = self.view.as_ref();
+        let blocks = view.and_then(|view| view.plan.blocks_of(self.me));
+        let pinned = blocks.filter(|blocks| !blocks.is_empty());
+        let pinned = pinned.map(|blocks| Held {
             step: line,
-            first: stage.blocks.start,
-            end: stage.blocks.end,
+            first: blocks.start,
+            end: blocks.end,
         });
         self.global = Global {
             line,

@@ -25,7 +25,7 @@ impl Agreement {
         let before = before.filter(|before| view.after == Some(before.stamp));
         let must_go_on = before
             .as_ref()
-            .is_some_and(|before| before.plan.stage_of(self.me).is_some());
+            .is_some_and(|before| before.plan.is_host(self.me));
         self.previous = before.filter(|before| self.own.in_place && self.all_alive(before));
         let goes_on = self.previous.is_some();
         self.own.in_place = false;
@@ -89,7 +89,7 @@ impl Agreement {
             && !self.has_restarted(&view)
             && self.own.standing == Standing::Ready
         {
-            match view.plan.stage_of(self.me) {
+            match view.plan.blocks_of(self.me) {
                 None => {
                     self.own.in_place = true;
                     if view.after.is_none() {
@@ -97,8 +97,8 @@ impl Agreement {
                     }
                     self.is_news = true;
                 }
-                Some((_, stage))
-                    if self.own.holding.has_all(view.from, stage.blocks.clone())
+                Some(blocks)
+                    if self.own.holding.has_all(view.from, blocks.clone())
                         && self.has_made(view.from)
                         && self.has_links(&view) =>
                 {
@@ -121,22 +121,28 @@ impl Agreement {
 
     /// Whether connections are open to all whose frames come here or to whom they go.
     fn has_links(&self, view: &View) -> bool {
-        let Some((at, _)) = view.plan.stage_of(self.me) else {
-            return true;
-        };
         let last = view.plan.stages.len() - 1;
-        let is_near = |other: usize| other.abs_diff(at) <= 1 || other.abs_diff(at) == last;
-        let stages = view.plan.stages.iter().enumerate();
-        let near = stages.filter(|(other, _)| is_near(*other));
-        let mut hosts = near.flat_map(|(_, stage)| stage.hosts());
-        hosts.all(|host| host == self.me || self.membership.is_connected(host))
+        let is_near = |at: usize, other: usize| {
+            let far = other.abs_diff(at);
+            far <= 1 || far == last
+        };
+        view.plan.stages_of(self.me).all(|(at, _)| {
+            let stages = view.plan.stages.iter().enumerate();
+            let near = stages.filter(|(other, _)| is_near(at, *other));
+            let mut hosts = near.flat_map(|(_, stage)| stage.hosts());
+            hosts.all(|host| host == self.me || self.membership.is_connected(host))
+        })
     }
 
-    /// Whether the own stage of the view before has come to the line `from`: until then others need its work.
+    /// Whether the own stages of the view before have come to the line `from`: until then others need their work. A source makes no
+    /// copies.
     fn has_made(&self, from: u64) -> bool {
         let before = self.previous.as_ref();
-        let stage = before.and_then(|before| before.plan.stage_of(self.me));
-        stage.is_none_or(|(_, stage)| self.own.holding.has_all(from, stage.blocks.clone()))
+        let blocks = before.and_then(|before| before.plan.blocks_of(self.me));
+        blocks.is_none_or(|blocks| match blocks.is_empty() {
+            true => self.own.step >= from,
+            false => self.own.holding.has_all(from, blocks),
+        })
     }
 
     pub(super) fn on_in_place(&mut self, stamp: Stamp) {

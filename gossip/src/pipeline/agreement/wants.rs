@@ -94,16 +94,14 @@ impl Agreement {
         let Some(view) = &self.view else {
             return wanted;
         };
-        if let Some((_, stage)) = view.plan.stage_of(self.me)
+        if let Some(blocks) = view.plan.blocks_of(self.me)
             && !self.own.in_place
         {
-            let lacks: Vec<Want> = self.lacking(view.from, stage.blocks.clone(), true);
+            let lacks: Vec<Want> = self.lacking(view.from, blocks.clone(), true);
             if lacks.is_empty() {
                 // The line is still to come: what is fetched now need not be fetched whole then.
                 wanted.extend(
-                    stage
-                        .blocks
-                        .clone()
+                    blocks
                         .filter_map(|block| self.newer(block, view.from))
                         .fold(Vec::new(), join),
                 );

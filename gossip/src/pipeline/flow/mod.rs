@@ -180,6 +180,15 @@ impl<P> Flow<P> {
         self.marks.get(&step).copied().unwrap_or_default()
     }
 
+    /// Whether [`Flow::next_op`] gives something that ends what is under way and begins nothing: a backward pass, or what follows
+    /// the last of them. A host of several stages does that first.
+    pub fn can_go_back(&self) -> bool {
+        let micro = u64::from(self.shape.micro);
+        !self.due.is_empty()
+            || self.backward / micro > self.applied
+            || (self.backward < self.forward && self.is_here(Kind::Backward, self.backward))
+    }
+
     /// What can be done now, if anything. The caller does it before it asks again.
     pub fn next_op(&mut self) -> Option<Op<P>> {
         if let Some(due) = self.due.front().copied() {
@@ -491,6 +500,25 @@ mod tests {
             ),
             "backward goes first"
         );
+    }
+
+    #[test]
+    fn what_ends_work_under_way_is_known_before_it_is_done() {
+        let mut first: Flow<u64> = Flow::new(shape(0, 2, 2), 1);
+        first.feed();
+        assert!(first.set_until(2) && !first.can_go_back());
+        while first.next_op().is_some() {}
+        for micro in 0..2 {
+            let at = (1, micro, 0);
+            first.arrive(Kind::Backward, at, 1, NONE, 0).unwrap();
+            assert!(first.can_go_back());
+            assert!(matches!(first.next_op(), Some(Op::Backward { .. })));
+        }
+        assert!(first.can_go_back());
+        assert_eq!(first.next_op(), Some(Op::Apply { step: 2 }));
+        assert!(first.can_go_back(), "a line is due");
+        assert_eq!(first.next_op(), Some(Op::Copy { step: 2 }));
+        assert!(!first.can_go_back());
     }
 
     #[test]

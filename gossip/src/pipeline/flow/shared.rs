@@ -22,11 +22,18 @@ struct Host {
 const ROWS: u32 = 12;
 const MICRO: u32 = 3;
 
-/// Runs all hosts, in an order that `seed` gives, until none has anything to do.
-fn run(groups: &[Vec<u32>], n_steps: u64, mut seed: u64) -> Vec<Host> {
-    let plan = of_groups(groups);
-    let host = |peer: PeerId| {
-        let place = Place::of(&plan, peer).unwrap();
+/// Runs all hosts, in an order that `seed` gives, until none has anything to do. With a `holder` the last host of each stage is one and
+/// the same peer.
+fn run(groups: &[Vec<u32>], holder: bool, n_steps: u64, mut seed: u64) -> Vec<Host> {
+    let mut plan = of_groups(groups);
+    let last = plan
+        .stages
+        .iter_mut()
+        .filter_map(|stage| stage.members.last_mut());
+    last.filter(|_| holder)
+        .for_each(|last| last.peer = peer(200));
+    let host = |(number, peer): (usize, PeerId)| {
+        let place = Place::of(&plan, number, peer).unwrap();
         let shape = Shape {
             stage: place.stage,
             n_stages: place.n_stages,
@@ -49,7 +56,9 @@ fn run(groups: &[Vec<u32>], n_steps: u64, mut seed: u64) -> Vec<Host> {
             made: 0,
         }
     };
-    let mut hosts: Vec<Host> = plan.hosts().map(host).collect();
+    let stages = plan.stages.iter().enumerate();
+    let each = stages.flat_map(|(number, stage)| stage.hosts().map(move |peer| (number, peer)));
+    let mut hosts: Vec<Host> = each.map(host).collect();
     hosts[0].flow.feed();
     hosts[0].flow.want_look();
     assert!(hosts[0].flow.set_until(n_steps));
@@ -66,6 +75,12 @@ fn run(groups: &[Vec<u32>], n_steps: u64, mut seed: u64) -> Vec<Host> {
     }
 }
 
+/// The host of this stage on this peer.
+fn find(hosts: &mut [Host], stage: usize, peer: PeerId) -> &mut Host {
+    let is_it = |host: &&mut Host| host.peer == peer && host.place.stage == stage;
+    hosts.iter_mut().find(is_it).unwrap()
+}
+
 fn work(hosts: &mut [Host], i: usize, op: Op<Vec<u32>>) {
     let place = hosts[i].place.clone();
     let own = place.rows.start..place.rows.end.min(ROWS);
@@ -73,18 +88,21 @@ fn work(hosts: &mut [Host], i: usize, op: Op<Vec<u32>>) {
     let send = |hosts: &mut [Host], to: &Piece, kind, step, micro, marks| {
         let rows: Vec<u32> = (to.rows.start..to.rows.end.min(ROWS)).collect();
         let at = (step, micro, to.rows.start);
-        let host = hosts.iter_mut().find(|host| host.peer == to.peer).unwrap();
+        let stage = match kind {
+            Kind::Backward => place.stage - 1,
+            Kind::Labels | Kind::LookLabels => place.n_stages - 1,
+            _ => place.stage + 1,
+        };
+        let host = find(hosts, stage, to.peer);
         host.flow.arrive(kind, at, step, marks, rows).unwrap();
     };
     let begin = |hosts: &mut [Host], step, micro| {
         if place.stage == 0 && place.leads() && micro == 0 {
             let marks = marks(hosts, step);
             for (_, peer) in place.fellows() {
-                let host = hosts.iter_mut().find(|host| host.peer == peer).unwrap();
                 let at = (step, 0, 0);
-                host.flow
-                    .arrive(Kind::Begin, at, 0, marks, Vec::new())
-                    .unwrap();
+                let flow = &mut find(hosts, place.stage, peer).flow;
+                flow.arrive(Kind::Begin, at, 0, marks, Vec::new()).unwrap();
             }
         }
     };
@@ -136,7 +154,7 @@ fn work(hosts: &mut [Host], i: usize, op: Op<Vec<u32>>) {
         }
         Op::Add { .. } => {
             for peer in &place.group {
-                let host = hosts.iter_mut().find(|host| host.peer == *peer).unwrap();
+                let host = find(hosts, place.stage, *peer);
                 host.made += 1;
                 if host.made == place.group.len() {
                     host.made = 0;
@@ -176,11 +194,9 @@ fn work(hosts: &mut [Host], i: usize, op: Op<Vec<u32>>) {
             }
             if micro == 1 {
                 for (_, peer) in place.fellows() {
-                    let host = hosts.iter_mut().find(|host| host.peer == peer).unwrap();
                     let at = (step, 0, 0);
-                    host.flow
-                        .arrive(Kind::Looked, at, 0, none, Vec::new())
-                        .unwrap();
+                    let flow = &mut find(hosts, place.stage, peer).flow;
+                    flow.arrive(Kind::Looked, at, 0, none, Vec::new()).unwrap();
                 }
             }
         }
@@ -189,8 +205,8 @@ fn work(hosts: &mut [Host], i: usize, op: Op<Vec<u32>>) {
 
 proptest! {
     #[test]
-    fn every_sample_goes_through_every_stage_once(groups in proptest::collection::vec(shares(ROWS), 1..4), seed: u64) {
-        for host in run(&groups, 4, seed) {
+    fn every_sample_goes_through_every_stage_once(groups in proptest::collection::vec(shares(ROWS), 1..4), holder: bool, seed: u64) {
+        for host in run(&groups, holder, 4, seed) {
             let all: Vec<u64> = (0..4 * u64::from(MICRO)).collect();
             prop_assert_eq!(&host.forward, &all);
             prop_assert_eq!(&host.backward, &all);
@@ -205,7 +221,7 @@ proptest! {
 
 #[test]
 fn a_fellow_makes_no_copy_before_its_lead_has_looked() {
-    let place = Place::of(&of_groups(&[vec![6, 6]]), peer(2)).unwrap();
+    let place = Place::of(&of_groups(&[vec![6, 6]]), 0, peer(2)).unwrap();
     let shape = Shape {
         stage: 0,
         n_stages: 1,

@@ -48,9 +48,9 @@ impl World {
             Event::Break(a, b, connection) => self.break_off(a, b, connection),
             Event::Connect(a, b) => self.connect(a, b),
             Event::Tick(peer) => self.tick(peer),
-            Event::Done(process, key, op) => {
+            Event::Done(process, stage, op) => {
                 if self.is_up(process) {
-                    self.done(process.0, key, op);
+                    self.done(process.0, stage, op);
                 }
             }
             Event::Fetched(process, want, asked, holder, connection) => {
@@ -75,10 +75,7 @@ impl World {
                 self.devices.get_mut(&peer).unwrap().slowdown = slowdown;
                 // One that works shows it by its steps, one that stands by has timed its blocks.
                 let view = self.peers.get(&peer).map(|peer| peer.agreement.view());
-                if view
-                    .flatten()
-                    .is_some_and(|view| view.plan.stage_of(peer).is_none())
-                {
+                if view.flatten().is_some_and(|view| !view.plan.is_host(peer)) {
                     self.handle(peer, Input::Slowdown(slowdown as f32));
                 }
             }
@@ -184,7 +181,7 @@ impl World {
             Output::Halt(view) => {
                 self.adopted(&view);
                 let state = self.peers.get_mut(&peer).unwrap();
-                state.working = None;
+                (state.working, state.is_busy) = (Vec::new(), false);
                 if !self.config.is_exact && view.after.is_none() {
                     state.store.retain(|(_, step), _| *step <= view.from);
                     state.undone = self.now;
@@ -193,7 +190,7 @@ impl World {
             }
             Output::Restart => {
                 let state = self.peers.get_mut(&peer).unwrap();
-                state.working = None;
+                (state.working, state.is_busy) = (Vec::new(), false);
                 state.store = state.saved.clone();
                 let measured = self.now + 300 * MS;
                 let prepared = self.prepared(peer);
@@ -201,7 +198,7 @@ impl World {
             }
             Output::Until(view) => {
                 self.adopted(&view);
-                let working = self.peers.get_mut(&peer).unwrap().working.as_mut();
+                let working = self.peers.get_mut(&peer).unwrap().working.first_mut();
                 if let Some(working) = working.filter(|working| working.leads_all())
                     && !working.flow.set_until(view.from)
                 {
@@ -219,7 +216,7 @@ impl World {
                 let now = self.now;
                 let life = self.views.entry((stamp.number, stamp.steward)).or_default();
                 life.fed = now;
-                let working = self.peers.get_mut(&peer).unwrap().working.as_mut();
+                let working = self.peers.get_mut(&peer).unwrap().working.first_mut();
                 let working = working.unwrap();
                 assert!(working.stamp == stamp);
                 working.flow.feed();
@@ -231,10 +228,10 @@ impl World {
             }
             Output::Safe(step) => {
                 self.save(peer, step);
-                if let Some(working) = self.peers.get_mut(&peer).unwrap().working.as_mut() {
+                for working in &mut self.peers.get_mut(&peer).unwrap().working {
                     working.flow.set_safe(step);
-                    self.pump(peer);
                 }
+                self.pump(peer);
                 self.pass(peer, Point::Safe);
             }
             Output::Forget { before, but } => {
@@ -251,7 +248,7 @@ impl World {
                 self.pass(peer, Point::Fetch);
             }
             Output::ChooseLastStep => {
-                let working = self.peers.get_mut(&peer).unwrap().working.as_mut();
+                let working = self.peers.get_mut(&peer).unwrap().working.first_mut();
                 let flow = &mut working.unwrap().flow;
                 let last = flow.first_free();
                 assert!(flow.set_until(last), "the first that is free");

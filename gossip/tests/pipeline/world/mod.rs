@@ -65,8 +65,8 @@ pub(crate) enum Event {
     Break(PeerId, PeerId, u64),
     Connect(PeerId, PeerId),
     Tick(PeerId),
-    /// The operation that the stage of the view of this key does is done.
-    Done(Process, u64, Op<Rows>),
+    /// The operation that the stage of this number in the view of this key does is done.
+    Done(Process, (u64, usize), Op<Rows>),
     /// A fetch that was asked for then is through, from this holder over the connection of this number.
     Fetched(Process, Want, u64, PeerId, Option<u64>),
     Kill(PeerId),
@@ -82,7 +82,11 @@ pub(crate) enum Event {
 pub(crate) struct Peer {
     pub(crate) agreement: Agreement,
     process: u64,
-    pub(crate) working: Option<Working>,
+    /// Its stages, first to last.
+    pub(crate) working: Vec<Working>,
+    is_busy: bool,
+    /// How many of its stages have made a copy at a line.
+    copied: BTreeMap<u64, usize>,
     pub(crate) store: Store,
     /// The newest checkpoint on its disk.
     saved: Store,
@@ -130,6 +134,8 @@ pub(crate) struct World {
     pub(crate) micro: u32,
     /// Samples of a micro-batch; where there are several, two peers host each stage.
     pub(crate) rows: u32,
+    /// Whether peers divide blocks and samples as tiers do.
+    pub(crate) tiers: bool,
     pub(crate) line_every: u64,
     /// Steps between two checkpoints on disk, at least.
     pub(crate) checkpoint_every: u64,
@@ -185,6 +191,7 @@ impl World {
             config,
             micro: 4,
             rows: 1,
+            tiers: false,
             line_every: 1,
             checkpoint_every: 20,
             asynchronous: false,
@@ -252,6 +259,7 @@ impl World {
             // Where steps overlap there is no end of a step to wait for.
             micro: if self.asynchronous { 100 } else { self.micro },
             rows: self.rows,
+            tiers: self.tiers,
             block_bytes: self.block_bytes,
         };
         let agreement = Agreement::new(
@@ -265,7 +273,9 @@ impl World {
         let state = Peer {
             agreement,
             process: self.starts,
-            working: None,
+            working: Vec::new(),
+            is_busy: false,
+            copied: BTreeMap::new(),
             store: disk.unwrap_or_default(),
             saved: Store::new(),
             frozen_until: 0,
@@ -311,6 +321,7 @@ impl World {
             rates: Vec::new(),
             data: None,
             weights: None,
+            tier: None,
         };
         Input::Prepared {
             has_data: device.has_data,
@@ -398,7 +409,8 @@ impl World {
     pub(crate) fn standing(&self) -> String {
         let says = |(peer, state): (&PeerId, &Peer)| {
             let agreement = &state.agreement;
-            let flow = state.working.as_ref().map(|working| working.flow.applied());
+            let flows = state.working.iter();
+            let flow: Vec<u64> = flows.map(|working| working.flow.applied()).collect();
             let mut beat = agreement.own_beat();
             beat.held.truncate(4);
             format!(

@@ -24,6 +24,8 @@ pub(crate) type Rows = Vec<u64>;
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     key: u64,
+    /// The stage that it is for.
+    stage: usize,
     kind: Kind,
     step: u64,
     micro: u32,
@@ -33,7 +35,7 @@ pub(crate) struct Frame {
     body: Rows,
 }
 
-/// The stage that a peer works on.
+/// A stage that a peer works on.
 pub(crate) struct Working {
     key: u64,
     pub(super) stamp: Stamp,
@@ -45,13 +47,17 @@ pub(crate) struct Working {
     adding: Adding<Rows>,
     blocks: Blocks,
     kept: BTreeMap<(u64, u32), (u64, Vec<Kept>)>,
-    is_busy: bool,
 }
 
 impl Working {
     /// Whether this peer decides what is done when.
     pub(crate) fn leads_all(&self) -> bool {
         self.place.stage == 0 && self.place.leads()
+    }
+
+    /// One past its last block.
+    fn end(&self) -> u16 {
+        self.first + self.blocks.states.len() as u16
     }
 
     fn samples(&self, seed: u64, step: u64, micro: u32) -> Rows {
@@ -119,8 +125,15 @@ struct Sends(Vec<(PeerId, Frame)>);
 
 impl World {
     pub(super) fn switch(&mut self, peer: PeerId, view: &Arc<View>) {
-        let (_, part) = view.plan.stage_of(peer).unwrap();
-        let place = Place::of(&view.plan, peer).unwrap();
+        let places = Place::all(&view.plan, peer).into_iter();
+        let working = places.map(|place| self.begin(peer, view, place)).collect();
+        let state = self.peers.get_mut(&peer).unwrap();
+        (state.working, state.is_busy) = (working, false);
+        state.copied.clear();
+    }
+
+    fn begin(&self, peer: PeerId, view: &View, place: Place) -> Working {
+        let part = &view.plan.stages[place.stage];
         let (stage, n_stages) = (place.stage, place.n_stages);
         let shape = Shape {
             stage,
@@ -137,14 +150,14 @@ impl World {
             n_members: place.group.len(),
             pieces: Pieces::of(&place),
         };
-        let state = self.peers.get_mut(&peer).unwrap();
+        let state = &self.peers[&peer];
         let load = |block: u16| match view.from {
             0 => maths::initial(self.seed, block),
             step => state.store[&(block, step)],
         };
         let states: Vec<u64> = part.blocks.clone().map(load).collect();
         let who = (place.member, place.group.len());
-        state.working = Some(Working {
+        Working {
             key: view_key(view.stamp),
             stamp: view.stamp,
             rows: place.rows.start..place.rows.end.min(self.rows),
@@ -154,13 +167,28 @@ impl World {
             adding: Adding::new(who, part.reduction, states.len(), view.from),
             blocks: Blocks::new(states, self.rows > 1),
             kept: BTreeMap::new(),
-            is_busy: false,
-        });
+        }
+    }
+
+    /// The stage of this number in the view of this key that a peer works on.
+    fn working(&mut self, peer: PeerId, (key, stage): (u64, usize)) -> Option<&mut Working> {
+        let mut own = self.peers.get_mut(&peer)?.working.iter_mut();
+        own.find(|working| working.key == key && working.place.stage == stage)
     }
 
     pub(super) fn arrive(&mut self, peer: PeerId, from: PeerId, frame: Frame) {
-        let working = self.peers.get_mut(&peer).unwrap().working.as_mut();
-        let Some(working) = working.filter(|working| working.key == frame.key) else {
+        self.take(peer, from, frame);
+        self.pump(peer);
+    }
+
+    fn take(&mut self, peer: PeerId, from: PeerId, frame: Frame) {
+        let at = (frame.key, frame.stage);
+        let Some(working) = self.working(peer, at) else {
+            let mut own = self.peers[&peer].working.iter();
+            assert!(
+                own.all(|working| working.key != frame.key),
+                "{frame:?} goes nowhere"
+            );
             return;
         };
         let said = format!("{} refuses {frame:?}", peer.0[0]);
@@ -194,12 +222,11 @@ impl World {
             self.trace(|| format!("{said}: {why}"));
             self.refused += 1;
         }
-        self.tell_sums(peer, step, sums);
-        self.pump(peer);
+        self.tell_sums(peer, at, step, sums);
     }
 
-    fn tell_sums(&mut self, peer: PeerId, step: u64, sums: Vec<(u32, Rows)>) {
-        let Some(working) = &self.peers[&peer].working else {
+    fn tell_sums(&mut self, peer: PeerId, at: (u64, usize), step: u64, sums: Vec<(u32, Rows)>) {
+        let Some(working) = self.working(peer, at) else {
             return;
         };
         let mut sends = Sends::default();
@@ -213,6 +240,11 @@ impl World {
 
     fn send_all(&mut self, peer: PeerId, sends: Sends) {
         for (to, frame) in sends.0 {
+            // From stage to stage of one peer.
+            if to == peer {
+                self.take(peer, peer, frame);
+                continue;
+            }
             self.send(peer, to, Lane::Frames, |process, connection| {
                 Event::Frame(peer, process, connection, frame)
             });
@@ -224,14 +256,22 @@ impl World {
         let device = self.devices[&peer];
         let state = self.peers.get_mut(&peer).unwrap();
         let process = (peer, state.process);
-        let Some(working) = state.working.as_mut().filter(|working| !working.is_busy) else {
+        if state.is_busy {
+            return;
+        }
+        // Backward before forward, later stages first, as the node has it.
+        let all = 0..state.working.len();
+        let back = all
+            .clone()
+            .filter(|at| state.working[*at].flow.can_go_back());
+        let order: Vec<usize> = back.rev().chain(all.clone().rev()).collect();
+        let next = |at: usize| Some((at, state.working[at].flow.next_op()?));
+        let Some((at, op)) = order.into_iter().find_map(next) else {
             return;
         };
-        let Some(op) = working.flow.next_op() else {
-            return;
-        };
-        working.is_busy = true;
-        let key = working.key;
+        state.is_busy = true;
+        let working = &state.working[at];
+        let stage = (working.key, working.place.stage);
         let share = working.rows.len() as u64;
         let whole =
             working.blocks.states.len() as u64 * device.block_us * share / u64::from(self.rows);
@@ -244,16 +284,18 @@ impl World {
         };
         let percent = self.between(100 - self.jitter, 100 + self.jitter);
         let takes = takes as f64 * device.slowdown * percent as f64 / 100.0;
-        self.at(self.now + takes as u64, Event::Done(process, key, op));
+        self.at(self.now + takes as u64, Event::Done(process, stage, op));
     }
 
-    pub(super) fn done(&mut self, peer: PeerId, key: u64, op: Op<Rows>) {
+    pub(super) fn done(&mut self, peer: PeerId, stage: (u64, usize), op: Op<Rows>) {
         let (seed, stalest) = (self.seed, self.stalest);
-        let working = self.peers.get_mut(&peer).unwrap().working.as_mut();
-        let Some(working) = working.filter(|working| working.key == key) else {
+        if self.working(peer, stage).is_none() {
+            return;
+        }
+        self.peers.get_mut(&peer).unwrap().is_busy = false;
+        let Some(working) = self.working(peer, stage) else {
             return;
         };
-        working.is_busy = false;
         let mut sends = Sends::default();
         let point = match op {
             Op::Forward {
@@ -321,10 +363,11 @@ impl World {
                 gradient,
             } => {
                 let (back, age) = working.backward((step, micro), gradient.concat());
-                assert!(!self.asynchronous || age < u64::from(working.flow.shape().depth));
-                self.stalest = stalest.max(age);
                 let before = working.place.before.clone();
                 sends.pieces(working, &before, Kind::Backward, (step, micro, step), &back);
+                let depth = u64::from(working.flow.shape().depth);
+                assert!(!self.asynchronous || age < depth);
+                self.stalest = stalest.max(age);
                 Point::Backward
             }
             Op::Add { step } => {
@@ -338,7 +381,7 @@ impl World {
                 }
                 working.adding.begin();
                 let sums = working.add();
-                self.tell_sums(peer, step, sums);
+                self.tell_sums(peer, stage, step, sums);
                 Point::Add
             }
             Op::Apply { step } => {
@@ -346,19 +389,28 @@ impl World {
                     working.adding.end();
                 }
                 working.blocks.apply();
-                let (at, stamp) = (working.place.clone(), working.stamp);
-                self.stepped(peer, at.stage, at.leads(), stamp, step);
+                let (is_first, stamp) = (working.leads_all(), working.stamp);
+                let mut own = self.peers[&peer].working.iter();
+                let is_made = own.all(|working| working.flow.applied() >= step);
+                self.stepped(peer, (is_first, is_made), stamp, step);
                 Point::Apply
             }
             Op::Copy { step } => {
-                self.lines.insert(step);
                 let first = working.first;
                 let states = working.blocks.states.clone();
-                let end = first + states.len() as u16;
+                let end = working.end();
+                self.lines.insert(step);
                 let blocks = (first..end).map(|block| (block, step)).zip(states);
-                self.peers.get_mut(&peer).unwrap().store.extend(blocks);
-                let blocks = first..end;
-                self.handle(peer, Input::Copied { step, blocks });
+                let state = self.peers.get_mut(&peer).unwrap();
+                state.store.extend(blocks);
+                // It is told once all stages have one.
+                let n_made = state.copied.entry(step).or_insert(0);
+                *n_made += 1;
+                let own = &state.working;
+                let all = own.first().unwrap().first..own.last().unwrap().end();
+                if *n_made == own.len() && !all.is_empty() {
+                    self.handle(peer, Input::Copied { step, blocks: all });
+                }
                 Point::Copy
             }
             Op::Look { .. } => unreachable!("no samples are held out"),
@@ -370,8 +422,14 @@ impl World {
         }
     }
 
-    fn stepped(&mut self, peer: PeerId, stage: usize, leads: bool, stamp: Stamp, step: u64) {
-        let is_first = stage == 0 && leads;
+    /// A stage made a step: that of the lead of all, and all stages of the peer have made it.
+    fn stepped(
+        &mut self,
+        peer: PeerId,
+        (is_first, is_made): (bool, bool),
+        stamp: Stamp,
+        step: u64,
+    ) {
         self.steps_made += u64::from(is_first);
         if is_first {
             let now = self.now;
@@ -381,6 +439,9 @@ impl World {
             }
         }
         let percent = self.between(100 - self.jitter, 100 + self.jitter);
+        if !is_made {
+            return;
+        }
         let input = Input::Stepped {
             step,
             slowdown: (self.devices[&peer].slowdown * percent as f64 / 100.0) as f32,
@@ -408,8 +469,16 @@ impl Sends {
         (step, micro): (u64, u32),
         body: Rows,
     ) {
+        let place = &working.place;
+        let stage = match kind {
+            Kind::Forward => place.stage + 1,
+            Kind::Backward => place.stage - 1,
+            Kind::Labels => place.n_stages - 1,
+            _ => place.stage,
+        };
         let frame = Frame {
             key: working.key,
+            stage,
             kind,
             step,
             micro,

@@ -108,6 +108,20 @@ impl<'a> Mesh<'a> {
         }
     }
 
+    /// Blocks and samples divided evenly over the tiers, the last of which holds the whole model.
+    pub(super) fn equal(&self) -> Way {
+        let n = self.pools.len();
+        let begins = |pool: usize| {
+            let n_blocks = self.costs.n_blocks() * (pool + 1) / n;
+            (pool, n_blocks.max(1), (self.batch / n).max(1))
+        };
+        Way {
+            whole: n - 1,
+            short: (n > 2).then(|| begins(0)),
+            long: n.checked_sub(2).map(begins),
+        }
+    }
+
     /// Seconds of `samples` through `blocks`, forward and backward.
     pub(super) fn passes(&self, pool: usize, blocks: Range<usize>, samples: usize) -> [f64; 2] {
         let pool = &self.pools[pool];
@@ -213,9 +227,24 @@ impl<'a> Mesh<'a> {
     }
 
     fn fits(&self, way: &Way, borders: [usize; 2], samples: [usize; 3]) -> bool {
-        self.needs(way, borders, samples, &mut |device, bytes| {
-            bytes <= self.costs.devices[device].memory_bytes
-        })
+        let [b_o, b_s, b_l] = samples;
+        let own = [
+            (way.whole, b_o),
+            (way.whole, b_o + b_s),
+            (way.whole, self.batch),
+        ];
+        let beginners = way.short.map(|(pool, ..)| (pool, b_s)).into_iter();
+        let beginners = beginners.chain(way.long.map(|(pool, ..)| (pool, b_l)));
+        let least = self.costs.least_samples;
+        let mut divided = own.into_iter().chain(beginners);
+        let are_enough = divided.all(|(pool, samples)| {
+            let mut each = self.pools[pool].divided[samples].iter();
+            each.all(|own| *own == 0 || *own >= least)
+        });
+        are_enough
+            && self.needs(way, borders, samples, &mut |device, bytes| {
+                bytes <= self.costs.devices[device].memory_bytes
+            })
     }
 
     /// What each device with a role needs, in bytes, as long as `judge` holds.

@@ -17,6 +17,7 @@
 mod cost;
 mod search;
 mod roles;
+mod stages;
 
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,7 @@ use super::tier::Tier;
 use super::work::{Held, PlanError};
 use cost::{Mesh, Way};
 pub(crate) use roles::{TierRole, roles};
+pub use stages::tier_stages;
 
 /// What a tier does that does not hold the whole model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +65,9 @@ pub enum TierBaseline {
     JointDnn,
     /// First blocks at the edge, the others in the cloud, activations and gradients between them in 8 bits (JALAD).
     Jalad,
+    /// Blocks and samples divided evenly, without regard to what they take: of three tiers the first trains a third of the blocks, the
+    /// second two thirds and the third all, on a third of the samples each.
+    Equal,
 }
 
 /// The fastest step. `tiers` says where each device stands; `private` keeps raw samples on the one that has them.
@@ -109,6 +114,10 @@ pub fn tier_baseline(
         TierBaseline::AllAt(tier) => pool(tier)
             .map(Way::alone)
             .and_then(|way| Some((mesh.seconds(&way, 1.0)?, way))),
+        TierBaseline::Equal => {
+            let way = mesh.equal();
+            mesh.seconds(&way, 1.0).map(|seconds| (seconds, way))
+        }
         TierBaseline::JointDnn => cut(mesh.source.or_else(|| pool(Tier::Device)), 32.0),
         TierBaseline::Jalad => cut(pool(Tier::Edge), 8.0),
     };
@@ -116,6 +125,22 @@ pub fn tier_baseline(
     found
         .map(|(seconds, way)| mesh.told(&way, seconds))
         .ok_or_else(|| nothing(problem))
+}
+
+/// A plan by numbers of pools; none if a tier of it has no devices, or it has too many blocks.
+fn way_of(mesh: &Mesh<'_>, plan: &Tiered) -> Option<Way> {
+    let pool = |tier: Tier| mesh.pools.iter().position(|pool| pool.tier == tier);
+    let begins = |begins: Option<Begins>| match begins {
+        None => Some(None),
+        Some(begins) => pool(begins.tier)
+            .filter(|_| begins.n_blocks <= mesh.costs.n_blocks())
+            .map(|pool| Some((pool, begins.n_blocks, begins.samples))),
+    };
+    Some(Way {
+        whole: pool(plan.whole)?,
+        short: begins(plan.short)?,
+        long: begins(plan.long)?,
+    })
 }
 
 fn checked<'p>(problem: &'p Problem, tiers: &[Tier]) -> Result<Costs<'p>, PlanError> {

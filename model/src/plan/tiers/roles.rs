@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use super::Tiered;
 use super::cost::{Mesh, Way};
+use super::{Tiered, way_of};
 use crate::plan::costs::Costs;
 use crate::plan::events::Pass;
 use crate::plan::group::Reduction;
@@ -33,23 +33,7 @@ pub(crate) fn roles(
     plan: &Tiered,
 ) -> Option<Vec<TierRole>> {
     let mesh = Mesh::new(costs, tiers, private);
-    let pool = |tier: Tier| mesh.pools.iter().position(|pool| pool.tier == tier);
-    let n = costs.n_blocks();
-    let begins = |begins: Option<super::Begins>| match begins {
-        None => Some(None),
-        Some(super::Begins {
-            tier,
-            n_blocks,
-            samples,
-        }) => pool(tier)
-            .filter(|_| n_blocks <= n)
-            .map(|pool| Some((pool, n_blocks, samples))),
-    };
-    let way = Way {
-        whole: pool(plan.whole)?,
-        short: begins(plan.short)?,
-        long: begins(plan.long)?,
-    };
+    let way = way_of(&mesh, plan)?;
     mesh.seconds(&way, 1.0)?;
     Some(mesh.roles(&way))
 }

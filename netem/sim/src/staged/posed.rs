@@ -177,10 +177,12 @@ impl Posed {
         let mut add = |from: NodeIndex, to: NodeIndex, bytes: u64| {
             *sent.entry((from, to)).or_default() += bytes;
         };
-        for host in plan.hosts() {
-            let (Some(place), Some(own)) = (Place::of(plan, host), self.rank(host)) else {
-                continue;
-            };
+        let hosted = plan.hosts().flat_map(|host| {
+            let own = self.rank(host);
+            let places = Place::all(plan, host).into_iter();
+            places.filter_map(move |place| Some((place, own?)))
+        });
+        for (place, own) in hosted {
             let stage = &plan.stages[place.stage];
             let blocks = usize::from(stage.blocks.start)..usize::from(stage.blocks.end);
             let blocks = profile.blocks.get(blocks).unwrap_or_default();

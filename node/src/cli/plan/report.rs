@@ -35,6 +35,7 @@ pub(super) fn make(
         Kind::Exchange => Some(Family::Exchange),
         Kind::Pipeline => Some(Family::Pipeline),
         Kind::Hybrid => Some(Family::Hybrid),
+        Kind::Tiers => Some(Family::Tiers),
     };
     let work = &problem.work;
     Ok(PlanReport {

@@ -30,6 +30,19 @@ pub struct Strategy {
     pub knowledge: Knowledge,
 }
 
+impl Strategy {
+    /// With what follows from it: over tiers a step has one micro-batch, and JALAD packs what it sends.
+    pub fn settled(mut self) -> Self {
+        if self.kind == Kind::Tiers {
+            self.pipeline.micro_batches.get_or_insert(1);
+            if self.pipeline.cut == pipeline::Cut::Jalad {
+                self.pipeline.values = pipeline::Precision::Int8;
+            }
+        }
+        self
+    }
+}
+
 /// What the peers share out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -41,6 +54,9 @@ pub enum Kind {
     /// Both: the model is cut into stages, and a stage may have several hosts that share out its samples. Every peer may then
     /// hold the whole model, or none may. The settings are those of `[strategy.pipeline]`.
     Hybrid,
+    /// Both, over tiers: one peer holds the whole model, others train its first blocks, all on samples of their own (HierTrain). Peers
+    /// say where they stand with `skein up --tier`. The settings are those of `[strategy.pipeline]`.
+    Tiers,
     /// What is the fastest of these: `skein train` lets the peers that are there measure the model, and hands in the job with what it
     /// has chosen.
     #[default]
@@ -50,7 +66,7 @@ pub enum Kind {
 impl Kind {
     /// Whether the model is cut into stages.
     pub fn has_stages(self) -> bool {
-        matches!(self, Self::Pipeline | Self::Hybrid)
+        matches!(self, Self::Pipeline | Self::Hybrid | Self::Tiers)
     }
 }
 

@@ -4,7 +4,9 @@ use serde::{Deserialize, Serialize};
 use skein_gossip::pipeline::agreement::{self, Cutting};
 use skein_gossip::pipeline::group::Place;
 use skein_gossip::pipeline::{flow, values};
-use skein_model::plan::Baseline;
+use skein_model::plan::{Baseline, Tier, TierBaseline};
+
+use super::Kind;
 
 /// Least steps between two copies by default.
 const LEAST_STEPS: u64 = 10;
@@ -17,7 +19,7 @@ const MICRO_BATCHES: u32 = 8;
 pub struct Pipeline {
     /// Micro-batches that a step's `train.batch` samples are cut into, 1 to 256 and at most `train.batch`. Default 8: the
     /// stages then idle for some (stages - 1) / 8 of a step at its ends. It decides the result to the bit, so it stays as it is.
-    /// Not with `schedule = "async"`, where all samples of a step go through the stages at once.
+    /// Not with `schedule = "async"` and `kind = "tiers"`, where all samples of a step go through the stages at once.
     pub micro_batches: Option<u32>,
     /// In which order micro-batches go forward and backward. Default `1f1b`.
     pub schedule: Schedule,
@@ -78,7 +80,7 @@ pub enum Cut {
     /// By measured times of the blocks, memory and links (FTPipeHD).
     #[default]
     Measured,
-    /// Stages of equally many blocks (a baseline).
+    /// Stages of equally many blocks; with `kind = "tiers"` equal parts of the samples, too (a baseline).
     Equal,
     /// By the times on one device, as if all were like it (PipeDream; a baseline).
     Pipedream,
@@ -90,13 +92,28 @@ pub enum Cut {
     Dapple,
     /// With `kind = "hybrid"`: HetPipe's pipelines side by side (a baseline).
     Hetpipe,
+    /// With `kind = "tiers"`: all samples at the device tier (a baseline).
+    AllDevice,
+    /// With `kind = "tiers"`: all samples go to the edge, which trains alone (a baseline).
+    AllEdge,
+    /// With `kind = "tiers"`: all samples go to the cloud, which trains alone (a baseline).
+    AllCloud,
+    /// With `kind = "tiers"`: first blocks where the data is, the others in the cloud (JointDNN; a baseline).
+    Jointdnn,
+    /// With `kind = "tiers"`: first blocks at the edge, the others in the cloud, `values = "int8"` between them (JALAD; a baseline).
+    Jalad,
 }
 
 impl Cut {
     /// As which other planner stages with several hosts are planned; none for our own.
     pub fn baseline(self) -> Option<Baseline> {
         match self {
-            Self::Measured => None,
+            Self::Measured
+            | Self::AllDevice
+            | Self::AllEdge
+            | Self::AllCloud
+            | Self::Jointdnn
+            | Self::Jalad => None,
             Self::Equal => Some(Baseline::Equal),
             Self::Pipedream => Some(Baseline::PipeDream),
             Self::DataParallel => Some(Baseline::DataParallel),
@@ -106,9 +123,27 @@ impl Cut {
         }
     }
 
-    /// Whether it is for stages that may have several hosts alone.
-    pub fn is_of_hybrids(self) -> bool {
-        !matches!(self, Self::Measured | Self::Equal | Self::Pipedream)
+    /// As which other planner work is divided over tiers; none for our own, and for those of other kinds.
+    pub fn tier_baseline(self) -> Option<TierBaseline> {
+        match self {
+            Self::Equal => Some(TierBaseline::Equal),
+            Self::AllDevice => Some(TierBaseline::AllAt(Tier::Device)),
+            Self::AllEdge => Some(TierBaseline::AllAt(Tier::Edge)),
+            Self::AllCloud => Some(TierBaseline::AllAt(Tier::Cloud)),
+            Self::Jointdnn => Some(TierBaseline::JointDnn),
+            Self::Jalad => Some(TierBaseline::Jalad),
+            _ => None,
+        }
+    }
+
+    /// Whether plans of this kind can be cut so.
+    pub fn is_of(self, kind: Kind) -> bool {
+        let is_simple = matches!(self, Self::Measured | Self::Equal | Self::Pipedream);
+        match kind {
+            Kind::Hybrid => self == Self::Measured || self.baseline().is_some(),
+            Kind::Tiers => self == Self::Measured || self.tier_baseline().is_some(),
+            Kind::Exchange | Kind::Pipeline | Kind::Auto => is_simple,
+        }
     }
 }
 
@@ -278,7 +313,7 @@ mod tests {
                 .map(|i| Stage::alone(PeerId([i; 32]), i.into()..u16::from(i) + 1))
                 .collect(),
         };
-        let place = |i| Place::of(&plan, PeerId([i; 32])).unwrap();
+        let place = |i: u8| Place::of(&plan, i.into(), PeerId([i; 32])).unwrap();
         let depths =
             |pipeline: Pipeline| [0, 1, 2].map(|i| pipeline.shape(&place(i), u32::MAX, 0).depth);
         assert_eq!(depths(pipeline), [3, 2, 1]);

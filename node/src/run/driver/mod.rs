@@ -22,6 +22,7 @@ use skein_gossip::batching::power::Power;
 use skein_gossip::guide::Guide;
 use skein_gossip::ids::{Digest, JobId, PeerId};
 use skein_gossip::message::{Candidate, Message, Pace};
+use skein_gossip::pipeline::message::Tier;
 use skein_gossip::time::Tick;
 use skein_gossip::view::Holding;
 use skein_gossip::wire::codec;
@@ -68,6 +69,10 @@ pub struct JobContext {
     pub blobs: Blobs,
     /// Bytes that the job may use on this device; 0: no limit.
     pub memory: u64,
+    /// Where this peer stands, if its user says so.
+    pub tier: Option<Tier>,
+    /// Whether samples are drawn here.
+    pub draws: bool,
     /// Peers connected now.
     pub connected: Vec<PeerId>,
 }

@@ -26,6 +26,9 @@ pub(super) struct Facts {
     pub(super) pipeline: Pipeline,
     /// Samples of a step.
     pub(super) batch: u32,
+    /// Whether plans are those of tiers, and raw samples may not leave the peer that has them.
+    pub(super) is_tiered: bool,
+    pub(super) is_private: bool,
     /// Samples of each micro-batch where stages may have several hosts, else 0.
     pub(super) rows: u32,
     /// Sizes of the whole model's state.
@@ -45,6 +48,8 @@ pub(super) struct Facts {
 pub(super) fn shape_of(data: &Splits) -> DataShape {
     let side = |side: i64| u32::try_from(side).unwrap_or(u32::MAX);
     let Normalisation { mean, std } = data.train.normalisation().clone();
+    let values: i64 = data.train.input_shape().iter().product();
+    let sample_bytes = values.unsigned_abs() as usize * data.train.value_bytes();
     DataShape {
         input: data.train.input_shape().map(side),
         classes: side(data.train.n_classes()),
@@ -53,6 +58,7 @@ pub(super) fn shape_of(data: &Splits) -> DataShape {
         mean,
         std,
         tokenizer: data.tokenizer.map(Digest),
+        sample_bytes: u32::try_from(sample_bytes).unwrap_or(u32::MAX),
     }
 }
 
@@ -95,9 +101,11 @@ impl Facts {
             data: data.clone(),
             pipeline: file.strategy.pipeline,
             rows: match file.strategy.kind {
-                Kind::Hybrid => file.train.batch / file.strategy.pipeline.n_micro(),
+                Kind::Hybrid | Kind::Tiers => file.train.batch / file.strategy.pipeline.n_micro(),
                 _ => 0,
             },
+            is_tiered: file.strategy.kind == Kind::Tiers,
+            is_private: file.data.name.is_some(),
             batch: file.train.batch,
             layout,
             blocks,
@@ -214,6 +222,7 @@ mod tests {
             mean: vec![0.0],
             std: vec![1.0],
             tokenizer: None,
+            sample_bytes: 16,
         };
         let facts = |batch: u32| {
             let text = format!(

@@ -1,4 +1,5 @@
-//! Plans of stages with several hosts: the candidates as a [`Problem`], and [`skein_model::plan::hybrid`]'s groups as a plan of peers.
+//! Plans of stages with several hosts: the candidates as a [`Problem`], and [`skein_model::plan::hybrid`]'s groups as a plan of peers, or
+//! those of [`skein_model::plan::tiers`], with a source where raw samples are sent.
 //!
 //! The full planner may take longer than a beat may wait, so it runs on a thread of its own; what it found last is the answer, priced
 //! with the newest figures. After a loss [`skein_model::plan::replan`] finds a plan near the last one within milliseconds.
@@ -14,8 +15,8 @@ use skein_gossip::pipeline::plan::{self as wire, Plan, Stage};
 use skein_model::plan::{self, Data, Device, Group, PlanError, Prediction, Problem, Share};
 
 use super::facts::Facts;
-use super::{links, times};
-use crate::job::strategy::pipeline::Cut;
+use super::times::{self, pace};
+use super::{links, tiers};
 use crate::planning;
 
 /// Bytes of a sample that may not leave its owner: no plan sends it.
@@ -68,7 +69,7 @@ impl HybridPlanner {
     }
 
     /// The problems among which the best plan is looked for, so that raw samples stay where they are: where only some hold the data
-    /// these alone, or all of them behind one that holds it, the fastest ones in turn.
+    /// these alone, or all of them behind one that holds it, the fastest ones in turn. Over tiers that one may send them.
     fn posed(&self, candidates: &[Candidate]) -> Vec<Posed> {
         let able = able(candidates);
         let owners = able.iter().copied().filter(|candidate| candidate.has_data);
@@ -78,6 +79,10 @@ impl HybridPlanner {
         }
         let mut posed: Vec<Posed> = self.pose(&owners, Data::Everywhere).into_iter().collect();
         if owners.len() < able.len() {
+            // What others divide over tiers is for all of them.
+            if self.facts.pipeline.cut.tier_baseline().is_some() && self.facts.is_tiered {
+                posed.clear();
+            }
             let mut fastest: Vec<usize> = (0..able.len()).filter(|at| able[*at].has_data).collect();
             fastest.sort_by(|a, b| pace(able[*a]).total_cmp(&pace(able[*b])));
             fastest.truncate(MOST_OWNERS);
@@ -117,9 +122,17 @@ impl HybridPlanner {
                 ..Device::default()
             })
         };
-        let devices = able.iter().map(device).collect::<Option<Vec<_>>>()?;
+        let mut devices = able.iter().map(device).collect::<Option<Vec<_>>>()?;
         let mut profile = self.measured.clone();
         profile.input_bytes = NEVER_SENT;
+        if self.facts.is_tiered {
+            for (device, tier) in devices.iter_mut().zip(tiers::standing(able)) {
+                device.tier = Some(tier);
+            }
+            if !self.facts.is_private {
+                profile.input_bytes = self.facts.data.sample_bytes.into();
+            }
+        }
         Some(Posed {
             hosts: able.iter().map(|candidate| candidate.peer).collect(),
             problem: Problem {
@@ -173,10 +186,10 @@ impl HybridPlanner {
 
     /// Looks for the best plan on a thread of its own.
     fn search(&self, posed: Vec<Posed>, crew: Crew) {
-        let (search, cut) = (Searching(Arc::clone(&self.found)), self.facts.pipeline.cut);
+        let (search, facts) = (Searching(Arc::clone(&self.found)), Arc::clone(&self.facts));
         let search = move || {
             let began = Instant::now();
-            let best = best(&posed, cut);
+            let best = best(&posed, &facts);
             let mut found = search.0.lock().unwrap_or_else(PoisonError::into_inner);
             found.rests_until = Some(Instant::now() + REST * began.elapsed());
             found.last = Some((crew, best));
@@ -191,7 +204,8 @@ impl HybridPlanner {
 
     /// A plan near `lost` without the one of its hosts that is gone. None where several are, or nothing near it will do.
     pub(super) fn replan(&self, lost: &Plan, candidates: &[Candidate]) -> Option<Planned> {
-        if self.facts.pipeline.cut.baseline().is_some() {
+        // Over tiers the planner is as quick.
+        if self.facts.pipeline.cut.baseline().is_some() || self.facts.is_tiered {
             return None;
         }
         let gone = |host: &PeerId| candidates.iter().all(|candidate| candidate.peer != *host);
@@ -207,7 +221,7 @@ impl HybridPlanner {
             let gone = posed.hosts.iter().position(|host| *host == gone)?;
             let groups = groups(lost, &posed.hosts, self.facts.rows)?;
             let near = plan::replan(&posed.problem, &groups, gone).ok()?;
-            plan_of(&posed, &near.groups).ok()
+            plan_of(&posed, &near.groups, false).ok()
         };
         let plans = self.posed(&with_gone).into_iter().filter_map(near);
         let priced = plans.filter_map(|plan| {
@@ -229,13 +243,25 @@ impl HybridPlanner {
             let mut able = able.iter();
             able.any(|candidate| candidate.peer == host && candidate.has_data)
         };
-        // Nobody sends raw samples then.
         if !plan.stages.first()?.hosts().all(has_data) {
             return None;
         }
-        let posed = self.pose(&able, Data::Everywhere)?;
+        let source = plan.stages.first().filter(|first| first.is_source());
+        let data = match source.and_then(Stage::lead) {
+            // Nobody sends raw samples then.
+            None => Data::Everywhere,
+            Some(source) => Data::At(able.iter().position(|own| own.peer == source)?),
+        };
+        let posed = self.pose(&able, data)?;
         let groups = groups(plan, &posed.hosts, self.facts.rows)?;
-        plan::price(&posed.problem, &groups).ok()
+        let mut prediction = plan::price(&posed.problem, &groups).ok()?;
+        if source.is_some() {
+            // It computes nothing, and what it sends its device does.
+            prediction.busy.insert(0, 0.0);
+            prediction.memory_bytes.insert(0, 0);
+            prediction.sent_bytes.insert(0, 0);
+        }
+        Some(prediction)
     }
 }
 
@@ -244,13 +270,6 @@ fn able(candidates: &[Candidate]) -> Vec<&Candidate> {
     let able = candidates.iter();
     able.filter(|candidate| candidate.profile.is_some())
         .collect()
-}
-
-/// What all blocks take a candidate, microseconds.
-fn pace(candidate: &Candidate) -> f32 {
-    let blocks = candidate.profile.iter().flat_map(|own| &own.blocks);
-    let all: f32 = blocks.map(|time| time.forward_us + time.backward_us).sum();
-    all * candidate.slowdown
 }
 
 /// While it is there a thread looks for the best plan.
@@ -264,16 +283,22 @@ impl Drop for Searching {
 }
 
 /// The best plan of all choices of whose data is used, or another planner's.
-fn best(posed: &[Posed], cut: Cut) -> Result<Plan, String> {
+fn best(posed: &[Posed], facts: &Facts) -> Result<Plan, String> {
+    let cut = facts.pipeline.cut;
     let mut best: Option<(f64, Plan)> = None;
     let mut reason = String::new();
     for posed in posed {
-        let found = planning::in_groups(cut, &posed.problem);
-        let found = found.and_then(|found| {
-            Ok((
-                found.prediction.step_seconds,
-                plan_of(posed, &found.groups)?,
-            ))
+        let found = match facts.is_tiered {
+            true => tiers::stages(&posed.problem, cut.tier_baseline(), facts.is_private),
+            false => {
+                let found = planning::in_groups(cut, &posed.problem);
+                let found = found.map_err(|error| error.to_string());
+                found.map(|found| (found.prediction.step_seconds, found.groups))
+            }
+        };
+        let found = found.and_then(|(seconds, groups)| {
+            let plan = plan_of(posed, &groups, facts.is_tiered);
+            Ok((seconds, plan.map_err(|error| error.to_string())?))
         });
         match found {
             Ok((seconds, plan)) => {
@@ -281,18 +306,28 @@ fn best(posed: &[Posed], cut: Cut) -> Result<Plan, String> {
                     best = Some((seconds, plan));
                 }
             }
-            Err(error) => reason = error.to_string(),
+            Err(why) => reason = why,
         }
     }
     best.map(|(_, plan)| plan).ok_or(reason)
 }
 
-/// A plan of peers.
-fn plan_of(posed: &Posed, groups: &[Group]) -> Result<Plan, PlanError> {
-    planning::agreed(&posed.hosts, &posed.problem, groups)
+/// A plan of peers. Where raw samples are `sent`, the peer that has them is their source.
+fn plan_of(posed: &Posed, groups: &[Group], sent: bool) -> Result<Plan, PlanError> {
+    let mut plan = planning::agreed(&posed.hosts, &posed.problem, groups)?;
+    let source = match posed.problem.data {
+        Data::At(source) if sent && tiers::sends_samples(&posed.problem, groups) => {
+            posed.hosts.get(source)
+        }
+        _ => None,
+    };
+    if let Some(source) = source {
+        plan.stages.insert(0, Stage::alone(*source, 0..0));
+    }
+    Ok(plan)
 }
 
-/// The same with devices in the order of `hosts`; none where a host is not among them.
+/// The same with devices in the order of `hosts`, without a source; none where a host is not among them.
 fn groups(plan: &Plan, hosts: &[PeerId], rows: u32) -> Option<Vec<Group>> {
     let group = |stage: &Stage| {
         let share = |member: &wire::Member| {
@@ -314,7 +349,8 @@ fn groups(plan: &Plan, hosts: &[PeerId], rows: u32) -> Option<Vec<Group>> {
             in_flight: stage.in_flight as usize,
         })
     };
-    plan.stages.iter().map(group).collect()
+    let stages = plan.stages.iter().filter(|stage| !stage.is_source());
+    stages.map(group).collect()
 }
 
 #[cfg(test)]
@@ -327,7 +363,13 @@ mod tests {
     use crate::job::JobFile;
 
     fn planner() -> HybridPlanner {
-        let text = "[model]\nkind = 'mlp'\nhidden = [8, 8]\n[train]\nbatch = 64\n[stop]\nsteps = 5\n[strategy]\nkind = 'hybrid'\n";
+        planner_of("kind = 'hybrid'\n")
+    }
+
+    fn planner_of(strategy: &str) -> HybridPlanner {
+        let text = format!(
+            "[model]\nkind = 'mlp'\nhidden = [8, 8]\n[train]\nbatch = 64\n[stop]\nsteps = 5\n[strategy]\n{strategy}"
+        );
         let shape = DataShape {
             input: [1, 4, 4],
             classes: 10,
@@ -336,8 +378,9 @@ mod tests {
             mean: vec![0.0],
             std: vec![1.0],
             tokenizer: None,
+            sample_bytes: 16,
         };
-        let facts = Arc::new(Facts::new(&JobFile::parse(text).unwrap(), &shape).unwrap());
+        let facts = Arc::new(Facts::new(&JobFile::parse(&text).unwrap(), &shape).unwrap());
         let block = plan::BlockProfile {
             output_bytes: 40,
             parameter_bytes: 400,
@@ -416,6 +459,37 @@ mod tests {
     }
 
     #[test]
+    fn over_tiers_one_that_has_the_data_is_the_source_for_all() {
+        let planner = planner_of("kind = 'tiers'\n[strategy.pipeline]\ncut = 'equal'\n");
+        let candidates = [(1, 1.0), (2, 4.0), (3, 16.0)];
+        let candidates = candidates.map(|(peer, ms)| candidate(peer, peer == 3, ms));
+        let planned = found(&planner, &candidates);
+        assert_eq!(planned.plan.check(3, 64), Ok(()));
+        let told = |stage: &Stage| {
+            let members = stage.members.iter();
+            let members = members.map(|member| (member.peer.0[0], member.samples));
+            (stage.blocks.clone(), members.collect::<Vec<_>>())
+        };
+        let stages: Vec<_> = planned.plan.stages.iter().map(told).collect();
+        // The device is 3, the edge 2, the cloud 1.
+        let expected = [
+            (0..0, vec![(3, 1)]),
+            (0..1, vec![(2, 21), (3, 21), (1, 22)]),
+            (1..2, vec![(2, 21), (1, 43)]),
+            (2..3, vec![(1, 64)]),
+        ];
+        assert_eq!(stages, expected);
+        let prediction = planner.predict(&planned.plan, &candidates).unwrap();
+        assert_eq!(prediction.busy.len(), 7, "one for each host of each stage");
+        assert!((prediction.step_seconds * 1e6 - planned.step_us).abs() < 1.0);
+        let private = planner_of("kind = 'tiers'\n[data]\nsource = 'npy'\nname = 'own'\n");
+        let planned = found(&private, &candidates);
+        let first: Vec<PeerId> = planned.plan.stages[0].hosts().collect();
+        assert_eq!(first, [PeerId([3; 32])], "{planned:?}");
+        assert!(!planned.plan.stages[0].is_source());
+    }
+
+    #[test]
     fn a_newcomer_without_the_data_changes_nothing_for_those_that_share_the_model() {
         let planner = planner();
         let mut candidates = vec![1, 2, 3]
@@ -438,7 +512,7 @@ mod tests {
         let planned = found(&planner, &candidates);
         let near = planner.replan(&planned.plan, &candidates[1..]).unwrap();
         assert_eq!(near.plan.check(3, 8), Ok(()));
-        assert!(near.plan.stage_of(PeerId([1; 32])).is_none());
+        assert!(!near.plan.is_host(PeerId([1; 32])));
         assert!(near.step_us > planned.step_us);
         let two_gone = planner.replan(&planned.plan, &candidates[2..]);
         assert_eq!(two_gone, None, "too far from it");

@@ -14,6 +14,7 @@ mod store;
 mod parcel;
 mod links;
 mod times;
+mod tiers;
 mod hybrid;
 mod planner;
 mod processor;

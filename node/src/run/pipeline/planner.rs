@@ -11,7 +11,7 @@ use skein_model::plan::{self, Data, Device, Links, Placement, PlanError, Predict
 
 use super::facts::Facts;
 use super::hybrid::HybridPlanner;
-use super::{links, times};
+use super::{links, tiers, times};
 use crate::control::{Hex, Measured, PlanStatus, PlannedFellow, PlannedLink, PlannedStage};
 use crate::planning;
 
@@ -166,6 +166,12 @@ impl CutPlanner {
             Some(profile.blocks.len() * (1 + profile.fewer.len()))
         });
         let has_room = n_times.sum::<usize>() <= most_times;
+        // Where nobody says where peers stand, plans over tiers are not asked for.
+        if hosts.iter().any(|host| tiers::named(host).is_some()) {
+            for (device, tier) in devices.iter_mut().zip(tiers::standing(&hosts)) {
+                device.tier = Some(tier);
+            }
+        }
         for (device, host) in devices.iter_mut().zip(&hosts) {
             device.name = host.peer.to_string();
             let Some(profile) = host.profile.as_ref().filter(|_| has_room) else {
@@ -236,12 +242,15 @@ impl CutPlanner {
             })
         });
         let stages: Vec<PlannedStage> = stages.collect();
-        let idle = candidates.iter().filter(|candidate| {
-            candidate.profile.is_some() && plan.stage_of(candidate.peer).is_none()
-        });
+        let idle = candidates
+            .iter()
+            .filter(|candidate| candidate.profile.is_some() && !plan.is_host(candidate.peer));
         let candidate = |peer| candidates.iter().find(|candidate| candidate.peer == peer);
         let link = |pair: &[Stage]| {
             let (from, to) = (candidate(pair[0].lead()?)?, candidate(pair[1].lead()?)?);
+            if from.peer == to.peer {
+                return None;
+            }
             let (there, back) = (links::link(from, to), links::link(to, from));
             let planned = |(from, to, link): (PeerId, PeerId, links::Link)| PlannedLink {
                 from: Hex(from),
@@ -335,6 +344,7 @@ mod tests {
             mean: vec![0.0],
             std: vec![1.0],
             tokenizer: None,
+            sample_bytes: 16,
         };
         let facts = Facts::new(&JobFile::parse(text).unwrap(), &shape).unwrap();
         let block = plan::BlockProfile {

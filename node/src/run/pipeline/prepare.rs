@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use skein_gossip::ids::Digest;
-use skein_gossip::pipeline::message::{DataShape, Profile};
+use skein_gossip::pipeline::message::{DataShape, Profile, Tier};
 use skein_model::data::{self, Splits};
 use skein_model::plan;
 
@@ -31,6 +31,17 @@ pub(super) struct Loaded {
     pub(super) reason: Option<String>,
 }
 
+impl Loaded {
+    /// No data, and why.
+    pub(super) fn without(reason: &str) -> Self {
+        Self {
+            data: None,
+            shape: None,
+            reason: Some(reason.to_owned()),
+        }
+    }
+}
+
 /// A peer that is ready.
 #[derive(Debug)]
 pub(super) struct Prepared {
@@ -53,11 +64,7 @@ pub(super) fn load(file: &JobFile, private: &BTreeMap<String, PathBuf>) -> Loade
             data: Some(Arc::new(data)),
             reason: None,
         },
-        Err(error) => Loaded {
-            data: None,
-            shape: None,
-            reason: Some(error.to_string()),
-        },
+        Err(error) => Loaded::without(&error.to_string()),
     }
 }
 
@@ -70,7 +77,7 @@ pub(super) fn prepare(
     shape: &DataShape,
     data: Option<Arc<Splits>>,
     folder: &JobFolder,
-    memory: u64,
+    (memory, tier): (u64, Option<Tier>),
 ) -> Result<Prepared, String> {
     let facts = Arc::new(Facts::new(file, shape)?);
     let (found, skipped) = Lines(folder.copies()).load(&facts.blocks);
@@ -93,6 +100,7 @@ pub(super) fn prepare(
         rates: Vec::new(),
         data: data.is_some().then(|| shape.clone()),
         weights,
+        tier,
     };
     Ok(Prepared {
         facts,

@@ -6,14 +6,14 @@ use nix::time::{ClockId, clock_gettime};
 
 /// Processor time so far, or between two moments; zero where the system does not tell.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Spent {
+pub(super) struct Clocks {
     /// Of all threads of this process.
     pub(super) process: Duration,
     /// Of the thread that asks.
     pub(super) thread: Duration,
 }
 
-impl Spent {
+impl Clocks {
     pub(super) fn now() -> Self {
         let so_far = |clock: ClockId| clock_gettime(clock).map_or(Duration::ZERO, Duration::from);
         Self {
@@ -49,9 +49,9 @@ const LEAST: f64 = 0.1;
 impl Processor {
     /// Watches `passes`, in which nothing else is to run.
     pub(super) fn watch<T>(passes: impl FnOnce() -> T) -> (T, Self) {
-        let (before, began) = (Spent::now(), Instant::now());
+        let (before, began) = (Clocks::now(), Instant::now());
         let result = passes();
-        let spent = Spent::now().since(&before);
+        let spent = Clocks::now().since(&before);
         let wall = began.elapsed().as_secs_f64().max(1e-9);
         let process = spent.process.as_secs_f64().max(1e-9);
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use skein_gossip::pipeline::agreement::Candidate;
 use skein_gossip::pipeline::message::{BlockTime, Fewer, Profile};
 use skein_model::plan::{self, BlockTimes, Time};
 
@@ -40,6 +41,13 @@ pub(super) fn curves(profile: &Profile, samples: usize) -> Vec<BlockTimes> {
         update: 0.0,
     };
     (0..profile.blocks.len()).map(times).collect()
+}
+
+/// What all blocks take a candidate, microseconds.
+pub(super) fn pace(candidate: &Candidate) -> f32 {
+    let blocks = candidate.profile.iter().flat_map(|own| &own.blocks);
+    let all: f32 = blocks.map(|time| time.forward_us + time.backward_us).sum();
+    all * candidate.slowdown
 }
 
 /// Seconds forward and backward of `blocks` for `own` samples of a micro-batch of `samples`.

@@ -273,9 +273,8 @@ impl Agreement {
         };
         let plan = self.view.as_ref().map(|view| &view.plan);
         let corrected = |candidate: Candidate| {
-            let stage = plan.and_then(|plan| plan.stage_of(candidate.peer));
-            let stage = stage.map(|(_, stage)| stage.blocks.clone());
-            self.lead.factors.applied(candidate, stage)
+            let blocks = plan.and_then(|plan| plan.blocks_of(candidate.peer));
+            self.lead.factors.applied(candidate, blocks)
         };
         let crew = self.crew().into_iter();
         crew.map(candidate).map(corrected).collect()

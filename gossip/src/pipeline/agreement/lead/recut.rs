@@ -123,7 +123,7 @@ impl Agreement {
         }
         // Hosts show what they take only under the cut; others are as they were when it was made.
         let hosts = paces(&self.candidates());
-        let is_host = |peer: &PeerId| view.plan.stage_of(*peer).is_some();
+        let is_host = |peer: &PeerId| view.plan.is_host(*peer);
         let hosts = hosts.into_iter().filter(|(peer, _)| is_host(peer));
         self.lead.settled.clone_from(&self.lead.decided);
         self.lead.settled.extend(hosts);

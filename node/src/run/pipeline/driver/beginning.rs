@@ -11,7 +11,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::super::disk::Lines;
 use super::super::planner::CutPlanner;
-use super::super::prepare::{self, Prepared};
+use super::super::prepare::{self, Loaded, Prepared};
 use super::super::store::Copies;
 use super::super::worker::{self, Command, Worker};
 use super::standby::Standby;
@@ -32,8 +32,13 @@ impl Driver {
             self.context.private.clone(),
             self.done.clone(),
         );
+        let draws = self.context.draws;
         tokio::task::spawn_blocking(move || {
-            let _ = done.blocking_send(Done::Loaded(prepare::load(&file, &private)));
+            let loaded = match draws {
+                true => prepare::load(&file, &private),
+                false => Loaded::without("it was started with --no-data"),
+            };
+            let _ = done.blocking_send(Done::Loaded(loaded));
         });
     }
 
@@ -50,9 +55,10 @@ impl Driver {
             self.data.clone(),
             self.done.clone(),
         );
-        let (folder, memory) = (self.context.folder.clone(), self.context.memory);
+        let folder = self.context.folder.clone();
+        let (memory, tier) = (self.context.memory, self.context.tier);
         tokio::task::spawn_blocking(move || {
-            let prepared = prepare::prepare(&file, &shape, data, &folder, memory);
+            let prepared = prepare::prepare(&file, &shape, data, &folder, (memory, tier));
             let _ = done.blocking_send(Done::Prepared(prepared.map(Box::new)));
         });
     }
@@ -208,6 +214,7 @@ impl Driver {
             frames,
             events: event_queue,
             postponed: VecDeque::new(),
+            mail: None,
         };
         let spawned = std::thread::Builder::new()
             .name("stage".into())

@@ -110,8 +110,8 @@ impl Driver {
             fellows.chain([(stage.host, stage.memory_bytes)])
         });
         let own = hosts.filter(|(host, _)| *host == me);
-        let used = own.map(|(_, bytes)| bytes).next();
-        let used = used.unwrap_or(0).max(running.copies.bytes());
+        let used = own.map(|(_, bytes)| bytes).fold(0, u64::saturating_add);
+        let used = used.max(running.copies.bytes());
         limit == 0 || limit >= used.saturating_add(running.facts.bytes())
     }
 

@@ -97,13 +97,13 @@ impl Driver {
 
     fn switch(&mut self, view: Arc<View>) {
         let Some(running) = &self.running else { return };
-        let Some((_, stage)) = view.plan.stage_of(self.context.net.local()) else {
+        let Some(blocks) = view.plan.blocks_of(self.context.net.local()) else {
             return;
         };
         let is_drawn = view.from == 0 && !self.context.file.start.is_given();
         let states = (!is_drawn).then(|| {
             let state = |block: u16| Some((block, running.copies.get(view.from, block)?));
-            stage.blocks.clone().filter_map(state).collect()
+            blocks.filter_map(state).collect()
         });
         self.order(Command::Switch { view, states });
     }

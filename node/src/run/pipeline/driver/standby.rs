@@ -46,7 +46,7 @@ impl Driver {
             return;
         };
         let view = running.agreement.view();
-        let stands_by = view.is_some_and(|view| view.plan.stage_of(me).is_none());
+        let stands_by = view.is_some_and(|view| !view.plan.is_host(me));
         let standby = &mut running.standby;
         if !stands_by || closed || standby.measuring || Instant::now() < standby.next {
             return;

@@ -79,8 +79,8 @@ impl Driver {
             links: Default::default(),
             view: step.view,
             stage: Some(StageStep {
-                processor_s: step.spent.process.as_secs_f64(),
-                stage_processor_s: step.spent.thread.as_secs_f64(),
+                processor_s: step.processor.process.as_secs_f64(),
+                stage_processor_s: step.processor.thread.as_secs_f64(),
                 bytes_in: step.bytes_in,
                 bytes_out: step.bytes_out,
             }),

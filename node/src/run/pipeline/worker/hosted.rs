@@ -1,4 +1,5 @@
-//! The stage that the thread owns: synchronous, or asynchronous with stashed weights, as the job's schedule says.
+//! A stage that the thread owns: synchronous, or asynchronous with stashed weights, as the job's schedule says; or a source, which has
+//! no tensors.
 
 use skein_gossip::pipeline::flow::{self, Shape};
 use skein_model::stage::{Activation, BlockState, Depth, Input, Loss, Stage, StageError, Stashed};
@@ -8,6 +9,8 @@ use super::super::facts::Facts;
 /// See the module's header.
 #[derive(Debug)]
 pub(super) enum Hosted {
+    /// It passes on what it draws, and is never asked to compute.
+    Source,
     Synchronous(Stage),
     Asynchronous {
         stage: Stashed,
@@ -17,6 +20,13 @@ pub(super) enum Hosted {
         aggregate_every: Option<u64>,
     },
 }
+
+/// A source computes nothing.
+const NO_BLOCKS: StageError = StageError::Blocks {
+    start: 0,
+    end: 0,
+    n_blocks: 0,
+};
 
 /// Which micro-batch, and how much of the step's gradient it is.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +49,9 @@ impl Hosted {
         blocks: std::ops::Range<u16>,
         states: impl Iterator<Item = Result<BlockState, String>>,
     ) -> Result<Self, String> {
+        if blocks.is_empty() {
+            return Ok(Self::Source);
+        }
         let words = |error: StageError| error.to_string();
         let pipeline = &facts.pipeline;
         if !pipeline.is_asynchronous() {
@@ -67,6 +80,7 @@ impl Hosted {
     /// Memory for what the stage makes next, see [`Stage::lend`].
     pub(super) fn lend(&mut self, memory: Vec<u8>, room: usize) {
         match self {
+            Self::Source => {}
             Self::Synchronous(stage) => stage.lend(memory, room),
             Self::Asynchronous { stage, .. } => stage.lend(memory, room),
         }
@@ -74,6 +88,7 @@ impl Hosted {
 
     pub(super) fn forward(&mut self, part: Part, x: Input<'_>) -> Result<Activation, StageError> {
         match self {
+            Self::Source => Err(NO_BLOCKS),
             Self::Synchronous(stage) => stage.forward(part.micro, part.weight, x),
             Self::Asynchronous {
                 stage,
@@ -93,6 +108,7 @@ impl Hosted {
         labels: &[i64],
     ) -> Result<Loss, StageError> {
         match self {
+            Self::Source => Err(NO_BLOCKS),
             Self::Synchronous(stage) => stage.loss(part.micro, part.weight, x, labels),
             Self::Asynchronous {
                 stage,
@@ -108,6 +124,7 @@ impl Hosted {
         gradient: &Activation,
     ) -> Result<Option<Activation>, StageError> {
         match self {
+            Self::Source => Err(NO_BLOCKS),
             Self::Synchronous(stage) => stage.backward(part.micro, gradient),
             Self::Asynchronous { stage, .. } => stage.backward(part.step, gradient),
         }
@@ -116,6 +133,7 @@ impl Hosted {
     /// Ends the step that `step` steps are made with. The asynchronous stage has made its update with the backward pass.
     pub(super) fn apply(&mut self, step: u64) -> Result<(), StageError> {
         match self {
+            Self::Source => Ok(()),
             Self::Synchronous(stage) => stage.apply(),
             Self::Asynchronous {
                 stage,
@@ -131,6 +149,7 @@ impl Hosted {
     /// The stage where it can have several hosts: the asynchronous one cannot.
     pub(super) fn shared(&mut self) -> Option<&mut Stage> {
         match self {
+            Self::Source => None,
             Self::Synchronous(stage) => Some(stage),
             Self::Asynchronous { .. } => None,
         }
@@ -138,6 +157,7 @@ impl Hosted {
 
     pub(super) fn evaluate(&self, x: Input<'_>) -> Result<Activation, StageError> {
         match self {
+            Self::Source => Err(NO_BLOCKS),
             Self::Synchronous(stage) => stage.evaluate(x),
             Self::Asynchronous { stage, .. } => stage.evaluate(x),
         }
@@ -149,6 +169,7 @@ impl Hosted {
         labels: &[i64],
     ) -> Result<(f64, usize), StageError> {
         match self {
+            Self::Source => Err(NO_BLOCKS),
             Self::Synchronous(stage) => stage.evaluate_loss(x, labels),
             Self::Asynchronous { stage, .. } => stage.evaluate_loss(x, labels),
         }
@@ -156,6 +177,7 @@ impl Hosted {
 
     pub(super) fn encode_block(&self, block: u16, bytes: &mut Vec<u8>) -> Result<(), StageError> {
         match self {
+            Self::Source => Err(NO_BLOCKS),
             Self::Synchronous(stage) => stage.encode_block(block.into(), bytes),
             Self::Asynchronous { stage, .. } => stage.encode_block(block.into(), bytes),
         }
@@ -163,6 +185,7 @@ impl Hosted {
 
     pub(super) fn blocks(&self) -> std::ops::Range<usize> {
         match self {
+            Self::Source => 0..0,
             Self::Synchronous(stage) => stage.blocks(),
             Self::Asynchronous { stage, .. } => stage.blocks(),
         }
@@ -170,6 +193,7 @@ impl Hosted {
 
     pub(super) fn is_last(&self) -> bool {
         match self {
+            Self::Source => false,
             Self::Synchronous(stage) => stage.is_last(),
             Self::Asynchronous { stage, .. } => stage.is_last(),
         }

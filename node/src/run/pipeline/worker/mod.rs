@@ -1,13 +1,17 @@
-//! The thread of one stage: the only owner of its tensors. It does what its [`Flow`] says as fast as micro-batches come.
+//! The thread of this peer's stages: the only owner of their tensors. It does what the [`Flow`] of each says as fast as micro-batches come.
 //!
 //! In: frames of neighbouring stages and [`Command`]s of the driver. Out: frames to neighbours, [`Event`]s to the driver.
 
 mod rest;
 mod speed;
 mod hosted;
+mod mail;
 mod work;
 mod adding;
+mod samples;
 mod compute;
+mod look;
+mod stages;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,10 +26,11 @@ use tokio::sync::mpsc;
 
 use super::disk::{Kept, State};
 use super::facts::Facts;
-use super::processor::{Processor, Spent};
+use super::processor::{Clocks, Processor};
 use crate::net::Inbound;
 use crate::net::Net;
-use work::Work;
+use mail::Mail;
+use stages::Stages;
 
 /// Commands that wait for the thread; the driver sends a handful per view.
 pub(super) const COMMANDS: usize = 64;
@@ -80,13 +85,13 @@ pub(super) enum Event {
     Failed(String),
 }
 
-/// One step of the own stage.
-#[derive(Debug)]
+/// One step of the own stages.
+#[derive(Debug, Default)]
 pub(super) struct Step {
     pub(super) step: u64,
     /// Number of the view it was made in.
     pub(super) view: u64,
-    /// Mean loss of its samples, where this is the last stage.
+    /// Mean loss of its samples, where this peer hosts the last stage.
     pub(super) loss: Option<f32>,
     pub(super) samples: u64,
     pub(super) computing: Duration,
@@ -95,7 +100,7 @@ pub(super) struct Step {
     pub(super) slowdown: Option<f32>,
     pub(super) bytes_in: u64,
     pub(super) bytes_out: u64,
-    pub(super) spent: Spent,
+    pub(super) processor: Clocks,
 }
 
 /// The thread before it runs.
@@ -117,6 +122,8 @@ pub(super) struct Worker {
     pub(super) events: mpsc::Sender<Event>,
     /// Commands that came while the thread waited for room.
     pub(super) postponed: VecDeque<Command>,
+    /// To the hosts of the view in which it works.
+    pub(super) mail: Option<Mail>,
 }
 
 /// Why the thread stops what it is at.
@@ -141,7 +148,7 @@ enum Woken {
 impl Worker {
     /// Runs until the driver says so or is gone.
     pub(super) fn run(mut self) {
-        let mut work: Option<Work> = None;
+        let mut work: Option<Stages> = None;
         loop {
             let turn = self.turn(&mut work);
             match turn {
@@ -159,7 +166,7 @@ impl Worker {
                     }
                 }
                 Err(Stop::Failed(reason)) => {
-                    work = None;
+                    (work, self.mail) = (None, None);
                     if self.events.blocking_send(Event::Failed(reason)).is_err() {
                         return;
                     }
@@ -169,7 +176,7 @@ impl Worker {
     }
 
     /// Takes what has come, then does one thing, or waits.
-    fn turn(&mut self, work: &mut Option<Work>) -> Result<(), Stop> {
+    fn turn(&mut self, work: &mut Option<Stages>) -> Result<(), Stop> {
         while let Some(command) = self.postponed.pop_front() {
             self.obey(command, work)?;
         }
@@ -181,40 +188,41 @@ impl Worker {
             }
         }
         while let Ok(packet) = self.frames.try_recv() {
-            self.take(packet, work);
+            self.take(packet.from, packet.body, work);
+        }
+        while let Some(frame) = self.mail.as_mut().and_then(|mail| mail.own.pop_front()) {
+            self.take(self.me, frame, work);
         }
         if let Some(work) = work
             && !work.is_broken
+            && work.proceed(self)?
         {
-            work.add_up(self)?;
-            work.want_look(self);
-            work.end_rest();
-            if let Some(op) = work.flow.next_op() {
-                return work.perform(op, self);
-            }
+            return Ok(());
         }
         let idle = Instant::now();
         let woken = self.wait(work);
         if let Some(work) = work {
-            work.speed.waited(idle.elapsed());
+            work.waited(idle.elapsed());
         }
         match woken {
             Woken::Command(Some(command)) => self.obey(command, work),
             Woken::Command(None) | Woken::Frame(None) => Err(Stop::End),
             Woken::Frame(Some(packet)) => {
-                self.take(packet, work);
+                self.take(packet.from, packet.body, work);
                 Ok(())
             }
             Woken::Lost => Err(Stop::Broken),
         }
     }
 
-    fn wait(&mut self, work: &mut Option<Work>) -> Woken {
+    fn wait(&mut self, work: &Option<Stages>) -> Woken {
+        let is_whole = work.as_ref().is_some_and(|work| !work.is_broken);
+        let mail = self.mail.as_mut().filter(|_| is_whole);
         let lost = async {
-            match work {
+            match mail {
                 // Its sender lives as long as the outbox.
-                Some(work) if !work.is_broken => work.lost.recv().await,
-                _ => std::future::pending().await,
+                Some(mail) => mail.lost.recv().await,
+                None => std::future::pending().await,
             }
         };
         let (commands, frames) = (&mut self.commands, &mut self.frames);
@@ -228,35 +236,41 @@ impl Worker {
         })
     }
 
-    fn obey(&mut self, command: Command, work: &mut Option<Work>) -> Result<(), Stop> {
+    fn obey(&mut self, command: Command, work: &mut Option<Stages>) -> Result<(), Stop> {
         match (command, work.as_mut()) {
             (Command::Switch { view, states }, _) => {
                 *work = None;
                 let stamp = view.stamp;
-                *work = Some(Work::begin(self, view, states).map_err(Stop::Failed)?);
+                *work = Some(Stages::begin(self, view, states).map_err(Stop::Failed)?);
+                self.mail = Some(Mail::new(self));
                 self.tell(Event::InPlace(stamp))
             }
             (Command::Halt, _) => {
-                *work = None;
+                (*work, self.mail) = (None, None);
                 Ok(())
             }
             (Command::End, _) => Err(Stop::End),
             (Command::Until { next, step }, Some(work)) => {
-                if work.leads_all() && !work.flow.set_until(step) {
+                if let Some(lead) = work.lead()
+                    && !lead.flow.set_until(step)
+                {
                     return self.tell(Event::Broken(next));
                 }
                 Ok(())
             }
             (Command::Feed { until }, Some(work)) => {
-                work.last = until;
+                let Some(lead) = work.lead() else {
+                    return Ok(());
+                };
+                lead.last = until;
                 // A view that begins at the last step has nothing to do.
                 if let Some(until) = until
-                    && !work.flow.set_until(until)
+                    && !lead.flow.set_until(until)
                 {
                     tracing::debug!(until, "the last step is made");
                     return Ok(());
                 }
-                work.flow.feed();
+                lead.flow.feed();
                 Ok(())
             }
             (Command::Safe(step), Some(work)) => {
@@ -264,9 +278,12 @@ impl Worker {
                 Ok(())
             }
             (Command::ChooseLastStep, Some(work)) => {
-                let last = work.flow.first_free();
-                if work.flow.set_until(last) {
-                    work.last = Some(last);
+                let Some(lead) = work.lead() else {
+                    return Ok(());
+                };
+                let last = lead.flow.first_free();
+                if lead.flow.set_until(last) {
+                    lead.last = Some(last);
                     return self.tell(Event::LastStep(last));
                 }
                 Ok(())
@@ -276,23 +293,14 @@ impl Worker {
     }
 
     /// Sorts a frame in; what does not belong is dropped.
-    fn take(&mut self, packet: Inbound, work: &mut Option<Work>) {
-        let Inbound {
-            from, body: bytes, ..
-        } = packet;
+    fn take(&mut self, from: PeerId, bytes: Vec<u8>, work: &mut Option<Stages>) {
         let Some(work) = work else { return };
         let refused = match Head::read(&bytes) {
             Ok(head) if head.view != work.key => return,
-            Ok(head) if !work.is_from(from, &head) => {
-                "its sender hosts no stage that sends it".to_owned()
-            }
-            Ok(head) => {
-                work.bytes_in += bytes.len() as u64;
-                match work.arrive(from, &head, bytes) {
-                    Ok(()) => return,
-                    Err(reason) => reason,
-                }
-            }
+            Ok(head) => match work.arrive(from, &head, bytes) {
+                Ok(()) => return,
+                Err(reason) => reason,
+            },
             Err(error) => error.to_string(),
         };
         // The driver counts them; one that does not fit its queue is a count less.

@@ -1,4 +1,4 @@
-//! The work of one stage in one view: its tensors, its flow, its queues to the neighbours.
+//! The work of one stage in one view: its tensors and its flow.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,34 +13,28 @@ use skein_gossip::pipeline::values::Precision;
 use skein_gossip::pipeline::view_key;
 use skein_model::data::Sampler;
 use skein_model::stage::{Activation, BlockState};
-use tokio::sync::mpsc;
 
-use super::super::disk::Kept;
-use super::super::outbox::Outbox;
+use super::super::facts::Facts;
 use super::super::times;
 use super::adding::Sum;
 use super::hosted::Hosted;
 use super::rest::Rest;
-use super::speed::Speed;
-use super::{Command, Stop, Worker};
+use super::speed::Spent;
+use super::{Stop, Worker};
 
 /// Share of the time that looks may take where the job does not say how often.
 const LOOK_SHARE: f64 = 0.05;
-
-type Queue = mpsc::Sender<Vec<u8>>;
 
 /// The work in one view.
 pub(super) struct Work {
     pub(super) view: Arc<View>,
     pub(super) key: u64,
+    me: PeerId,
     pub(super) place: Place,
     pub(super) stage: Hosted,
     /// Where other peers host the same stage.
     pub(super) sum: Option<Sum>,
     pub(super) flow: Flow<Vec<u8>>,
-    pub(super) outbox: Outbox,
-    pub(super) lost: mpsc::Receiver<()>,
-    pub(super) is_broken: bool,
     /// The job's last step, as far as the first stage knows.
     pub(super) last: Option<u64>,
     pub(super) sampler: Option<(u64, Sampler)>,
@@ -49,7 +43,9 @@ pub(super) struct Work {
     /// Sum of losses and number of right labels of the look under way.
     pub(super) looked: (f64, u64),
     pub(super) looked_labels: u64,
-    pub(super) speed: Speed,
+    /// Seconds of a micro-batch's passes by the profile, forward and backward.
+    pub(super) profiled: [f64; 2],
+    pub(super) spent: Spent,
     /// Bytes of frames since the last step.
     pub(super) bytes_in: u64,
     pub(super) bytes_out: u64,
@@ -60,26 +56,17 @@ pub(super) struct Work {
 }
 
 impl Work {
+    /// Of the stage where this peer stands, from `states` (none: from the job's seed).
     pub(super) fn begin(
         worker: &Worker,
-        view: Arc<View>,
-        states: Option<Vec<(u16, Kept)>>,
+        view: &Arc<View>,
+        place: Place,
+        states: impl Iterator<Item = Result<BlockState, String>>,
     ) -> Result<Self, String> {
-        let own = view.plan.stage_of(worker.me);
-        let (Some((_, own)), Some(place)) = (own, Place::of(&view.plan, worker.me)) else {
-            return Err("the view names no stage for this peer".into());
-        };
+        let own = view.plan.stages.get(place.stage);
+        let own = own.ok_or("the view has no such stage")?;
         let facts = &worker.facts;
         let blocks = own.blocks.clone();
-        let decode = |(block, kept): (u16, Kept)| {
-            let layout = facts
-                .blocks
-                .get(usize::from(block))
-                .ok_or("a copy of a block that the model does not have")?;
-            let bytes = kept.load(layout)?;
-            BlockState::decode(&bytes, layout).map_err(|error| error.to_string())
-        };
-        let states = states.into_iter().flatten().map(decode);
         let shape = facts.pipeline.shape(&place, own.in_flight, facts.looks);
         let mut stage = Hosted::new(facts, &shape, blocks.clone(), states)?;
         let micro = facts.pipeline.samples(facts.batch, 0);
@@ -93,34 +80,31 @@ impl Work {
                 stage.set_first_row(rows.start);
             }
         }
-        // One notice of a loss is enough.
-        let (lost_sender, lost) = mpsc::channel(1);
         let range = usize::from(blocks.start)..usize::from(blocks.end);
         let samples = (rows.len(), micro as usize);
         let profiled = times::seconds(&worker.profile, range, samples);
         Ok(Self {
             key: view_key(view.stamp),
+            me: worker.me,
             place,
             stage,
             sum,
             flow: Flow::new(shape, view.from),
-            outbox: Outbox::new(worker.net.clone(), worker.runtime.clone(), lost_sender),
-            lost,
-            is_broken: false,
             last: None,
             sampler: None,
             rows: Vec::new(),
             loss: 0.0,
             looked: (0.0, 0),
             looked_labels: 0,
-            speed: Speed::new(profiled, worker.processor),
+            profiled,
+            spent: Spent::default(),
             bytes_in: 0,
             bytes_out: 0,
             step_samples: 0,
             look_began: None,
             rest: Rest::default(),
             last_look: None,
-            view,
+            view: Arc::clone(view),
         })
     }
 
@@ -132,6 +116,11 @@ impl Work {
     /// The lead of a stage.
     pub(super) fn lead_of(&self, stage: usize) -> Option<PeerId> {
         self.view.plan.stages.get(stage).and_then(Stage::lead)
+    }
+
+    /// Whether this host, of a source, passes raw samples on.
+    pub(super) fn is_source(&self) -> bool {
+        matches!(self.stage, Hosted::Source)
     }
 
     /// Whether such a frame comes from `from`.
@@ -164,6 +153,10 @@ impl Work {
         head: &Head,
         body: Vec<u8>,
     ) -> Result<(), String> {
+        // What stays here was on no link.
+        if from != self.me {
+            self.bytes_in += body.len() as u64;
+        }
         if let (Kind::Gradient | Kind::Sum, Some(sum)) = (head.kind, &mut self.sum) {
             let mut fellows = self.place.fellows();
             let member = fellows.find(|(_, fellow)| *fellow == from);
@@ -243,18 +236,28 @@ impl Work {
         head: &Head,
         values: Activation,
     ) -> Result<(), Stop> {
-        let precision = worker.facts.pipeline.values.on_the_wire();
-        let head = Head {
-            values: precision as u8,
-            ..*head
+        let on_the_wire = worker.facts.pipeline.values.on_the_wire();
+        // What stays here is not rounded.
+        let me = worker.me;
+        let precision_to = |peer: PeerId| match peer == me {
+            true => Precision::F32,
+            false => on_the_wire,
         };
-        if let ([only], Precision::F32) = (to, precision) {
+        let factor_to = |work: &Self, peer: PeerId| match head.kind {
+            Kind::Backward => work.mean_factor(&worker.facts, peer),
+            _ => 1.0,
+        };
+        let factors: Vec<f32> = to.iter().map(|piece| factor_to(self, piece.peer)).collect();
+        if let ([only], [1.0]) = (to, factors.as_slice())
+            && precision_to(only.peer) == Precision::F32
+        {
             let mut bytes = Vec::with_capacity(HEAD_BYTES);
             head.append(&mut bytes);
             return self.send(worker, only.peer, values.into_frame(&bytes));
         }
         let per_sample = values.bytes().len() / head.samples.max(1) as usize;
-        for piece in to {
+        for (piece, factor) in to.iter().zip(factors) {
+            let precision = precision_to(piece.peer);
             let rows = piece.rows.start..piece.rows.end.min(head.row + head.samples);
             let at = |row: u32| (row - head.row) as usize * per_sample;
             let own = &values.bytes()[at(rows.start)..at(rows.end)];
@@ -264,55 +267,53 @@ impl Work {
             let head = Head {
                 samples: rows.len() as u32,
                 row: rows.start,
-                ..head
+                values: precision as u8,
+                ..*head
             };
             head.append(&mut frame);
-            precision.append(own, &mut frame);
+            match factor {
+                1.0 => precision.append(own, &mut frame),
+                factor => precision.append(&scaled(own, factor), &mut frame),
+            }
             self.send(worker, piece.peer, frame)?;
         }
         worker.net.buffers().give(values.into_bytes());
         Ok(())
     }
 
-    /// Sends a frame; waits for room, and lets the driver interrupt that.
+    /// A stage's gradient is that of the mean over its host's samples. Where a host of the stage before has another number of samples, it
+    /// is another mean there: by so much is the gradient larger.
+    fn mean_factor(&self, facts: &Facts, to: PeerId) -> f32 {
+        let micro = facts.pipeline.samples(facts.batch, 0);
+        let before = self.place.stage.checked_sub(1);
+        let before = before.and_then(|before| Place::of(&self.view.plan, before, to));
+        let n = |place: &Place| place.rows.end.min(micro).saturating_sub(place.rows.start);
+        match before.as_ref().map(n) {
+            Some(theirs) if theirs > 0 && theirs != n(&self.place) => {
+                n(&self.place) as f32 / theirs as f32
+            }
+            _ => 1.0,
+        }
+    }
+
+    /// Sends a frame.
     pub(super) fn send(
         &mut self,
         worker: &mut Worker,
         to: PeerId,
         frame: Vec<u8>,
     ) -> Result<(), Stop> {
-        self.bytes_out += frame.len() as u64;
-        let queue = self.outbox.queue(to);
-        let began = Instant::now();
-        let permit = match queue.try_reserve() {
-            Ok(permit) => permit,
-            Err(_) => futures::executor::block_on(self.room(worker, &queue))?,
-        };
-        self.speed.waited(began.elapsed());
-        permit.send(frame);
+        if to != worker.me {
+            self.bytes_out += frame.len() as u64;
+        }
+        self.spent.waited(worker.send(to, frame)?);
         Ok(())
     }
+}
 
-    /// Waits for room in a queue.
-    async fn room<'a>(
-        &mut self,
-        worker: &mut Worker,
-        queue: &'a Queue,
-    ) -> Result<mpsc::Permit<'a, Vec<u8>>, Stop> {
-        loop {
-            tokio::select! {
-                biased;
-                permit = queue.reserve() => return permit.map_err(|_| Stop::Broken),
-                _ = self.lost.recv() => return Err(Stop::Broken),
-                command = worker.commands.recv() => {
-                    let Some(command) = command else { return Err(Stop::End) };
-                    let ends = matches!(command, Command::Halt | Command::Switch { .. } | Command::End);
-                    worker.postponed.push_back(command);
-                    if ends {
-                        return Err(Stop::Interrupted);
-                    }
-                }
-            }
-        }
-    }
+/// Little-endian f32 times `factor`.
+fn scaled(values: &[u8], factor: f32) -> Vec<u8> {
+    let values = values.as_chunks::<4>().0.iter();
+    let scaled = values.map(|value| f32::from_le_bytes(*value) * factor);
+    scaled.flat_map(f32::to_le_bytes).collect()
 }
