@@ -205,10 +205,10 @@ impl Links {
     /// Seconds that a message of `bytes` keeps the link from one device to another busy, and until it is there after that. What stays
     /// on a device takes no time.
     pub(crate) fn message(&self, from: usize, to: usize, bytes: u64) -> [f64; 2] {
-        if from == to {
-            return [0.0; 2];
+        match from == to {
+            true => [0.0; 2],
+            false => [self.seconds(from, to, bytes), self.delay(from, to)],
         }
-        [self.seconds(from, to, bytes), self.delay(from, to)]
     }
 
     /// Seconds that `bytes` take from one device to another, without latency; without end where there is no link.
@@ -247,11 +247,8 @@ impl Work {
     pub(crate) fn check_linked(&self, devices: &[Device], links: &Links) -> Result<(), PlanError> {
         self.check(devices, links)?;
         for (device, row) in links.rate.iter().enumerate() {
-            if row
-                .iter()
-                .enumerate()
-                .any(|(to, rate)| to != device && *rate == 0.0)
-            {
+            let mut rates = row.iter().enumerate();
+            if rates.any(|(to, rate)| to != device && *rate == 0.0) {
                 let what = "one of its links has a rate of 0";
                 return Err(PlanError::Device { device, what });
             }
