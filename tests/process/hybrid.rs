@@ -25,7 +25,7 @@ fn hybrid(stop: &'static str, peers: u32, cut: &str) -> String {
 }
 
 /// Validation losses by step, from whoever judged.
-fn losses(cluster: &Cluster, nodes: &[usize], job: &str) -> Vec<(u64, f64)> {
+pub(super) fn losses(cluster: &Cluster, nodes: &[usize], job: &str) -> Vec<(u64, f64)> {
     let looks = nodes
         .iter()
         .flat_map(|n| cluster.node(*n).events(job, "evaluated"));
@@ -58,6 +58,18 @@ fn alone(stop: &'static str) -> Vec<(u64, f64)> {
     losses(&cluster, &[0], &job)
 }
 
+/// What was judged of a job is what was expected, within rounding, which grows with the steps.
+pub(super) fn assert_alike(what: &str, seen: &[(u64, f64)], expected: &[(u64, f64)]) {
+    for ((step, loss), (of, expected)) in seen.iter().zip(expected) {
+        assert_eq!(step, of);
+        let most = if *step <= 20 { 1e-3 } else { 0.03 * expected };
+        assert!(
+            (loss - expected).abs() < most,
+            "{what}, step {step}: {loss} and {expected}"
+        );
+    }
+}
+
 #[test]
 fn peers_that_share_stages_train_what_one_trains() {
     let expected = alone("steps = 40");
@@ -72,15 +84,7 @@ fn peers_that_share_stages_train_what_one_trains() {
         assert!(cut == "hetpipe" || shape[0] > 1, "{cut}: {shape:?}");
         let seen = losses(&cluster, &all, &job);
         assert_eq!(seen.len(), 2, "leads alone look: {seen:?}");
-        for ((step, loss), (of, expected)) in seen.iter().zip(&expected) {
-            assert_eq!(step, of);
-            // Rounding grows with the steps.
-            let most = if *step <= 20 { 1e-3 } else { 0.03 * expected };
-            assert!(
-                (loss - expected).abs() < most,
-                "{cut}, step {step}: {loss} and {expected}"
-            );
-        }
+        assert_alike(cut, &seen, &expected);
     }
 }
 

@@ -3,6 +3,8 @@
 
 use skein_tests::{Cluster, Job};
 
+use super::hybrid::{assert_alike, losses};
+
 /// A job of `stop` steps over tiers on `peers` peers, divided as `cut` has it.
 fn tiers(stop: &'static str, peers: u32, cut: &str) -> String {
     let job = Job {
@@ -36,20 +38,6 @@ fn started(more: &[&str]) -> Cluster {
     cluster
 }
 
-/// Validation losses by step, from whoever judged.
-fn losses(cluster: &Cluster, nodes: &[usize], job: &str) -> Vec<(u64, f64)> {
-    let looks = nodes
-        .iter()
-        .flat_map(|n| cluster.node(*n).events(job, "evaluated"));
-    let told = |look: serde_json::Value| {
-        let step = look["step"].as_u64().unwrap();
-        (step, look["val_loss"].as_f64().unwrap())
-    };
-    let mut losses: Vec<(u64, f64)> = looks.map(told).collect();
-    losses.sort_by_key(|(step, _)| *step);
-    losses
-}
-
 /// First and last block of the stages of the first cut, and how many host them.
 fn stages(cluster: &Cluster, job: &str) -> Vec<(u64, u64, usize)> {
     let cut = &cluster.node(0).events(job, "cut")[0];
@@ -81,15 +69,7 @@ fn tiers_train_what_one_peer_trains() {
         assert!(cut.iter().eq(sources.chain(&shared)), "{cut:?}");
         let seen = losses(&cluster, &[0, 1, 2], &job);
         assert_eq!(seen.len(), 2, "leads alone look: {seen:?}");
-        for ((step, loss), (of, expected)) in seen.iter().zip(&expected) {
-            assert_eq!(step, of);
-            // Rounding grows with the steps.
-            let most = if *step <= 20 { 1e-3 } else { 0.03 * expected };
-            assert!(
-                (loss - expected).abs() < most,
-                "{more:?}, step {step}: {loss} and {expected}"
-            );
-        }
+        assert_alike(&format!("{more:?}"), &seen, &expected);
     }
 }
 

@@ -42,7 +42,8 @@ impl<'de> Visitor<'de> for Written {
     type Value = Strategy;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a table, or \"auto\", \"exchange\", \"pipeline\" or \"hybrid\"")
+        formatter
+            .write_str("a table, or \"auto\", \"exchange\", \"pipeline\", \"hybrid\" or \"tiers\"")
     }
 
     fn visit_str<E: Error>(self, word: &str) -> Result<Strategy, E> {

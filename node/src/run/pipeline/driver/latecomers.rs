@@ -59,11 +59,10 @@ impl Driver {
         let model = |over: &Arc<Over>| over.model.map(|model| model.digest);
         let late = &mut self.late;
         let is_another = |told: &Arc<Over>| model(told) != model(&over);
-        if late.over.as_ref().is_some_and(is_another) {
-            // One model at a time; if nobody gives that any more, this one.
-            if late.fetching || !late.holders.is_empty() {
-                return;
-            }
+        // One model at a time; if nobody gives that any more, this one.
+        let is_given = late.fetching || !late.holders.is_empty();
+        if is_given && late.over.as_ref().is_some_and(is_another) {
+            return;
         }
         if !late.holders.contains(&from) {
             late.holders.push(from);
